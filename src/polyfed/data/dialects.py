@@ -129,8 +129,7 @@ def _western(data: bytes) -> tuple[str, Dialect]:
     if odd := next((match for word in words if (match := _ODD.search(word.lower()))), None):
         seen = next(word for word in words if word.lower() == odd.string)[max(odd.start() - 10, 0) : odd.end() + 10]
         raise DataError(f"is not UTF-8, and as Windows-1252 it would have {seen!r}; {_SAVE} ({remedy})")
-    sample = next(match[0] for word in words if (match := _SAMPLE.search(word)))
-    return text, Dialect("Windows-1252", sample=sample)
+    return text, Dialect("Windows-1252", sample=next(match[0] for word in words if (match := _SAMPLE.search(word))))
 
 
 # ---- rows

@@ -182,8 +182,7 @@ def _uniform(low: float, high: float, rng: np.random.Generator) -> float:
 
 def _thing(size: str, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
-    radius = TABLES["sizes"][size]["radius"] * _uniform(0.92, 1.1, rng)
-    return Thing(shape, COLOURS[colour], texture, size, radius)
+    return Thing(shape, COLOURS[colour], texture, size, TABLES["sizes"][size]["radius"] * _uniform(0.92, 1.1, rng))
 
 
 def _smaller(size: str, rng: np.random.Generator) -> str:

@@ -374,8 +374,7 @@ def _names_of(last: int, *, is_ignored: bool) -> str:
 
 def _used(facts: MaskFacts) -> list[int]:
     """Values of a mask except 0."""
-    levels = facts.grey if facts.numbers is None else facts.numbers
-    return [value for value in np.flatnonzero(levels).tolist() if value]
+    return [value for value in np.flatnonzero(facts.grey if facts.numbers is None else facts.numbers).tolist() if value]
 
 
 def _same_aspect(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -251,8 +251,7 @@ def _check_expected(data: OpenedData, source: str, expected: ExpectedData) -> It
         yield Finding("ok", what, "columns, classes, number of items and language")
     for key in ("columns", "classes", "items", "language"):
         own, wanted = getattr(here, key), getattr(expected, key)
-        is_near = key == "items" and wanted <= 2 * own <= 4 * wanted
-        if own != wanted and not is_near:
+        if own != wanted and not (key == "items" and wanted <= 2 * own <= 4 * wanted):
             level: Level = "error" if key in ("columns", "classes") else "warning"
             shown = [value or "English, or no texts" if key == "language" else value for value in (own, wanted)]
             yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)

@@ -113,8 +113,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
 def _importable(content: object) -> Iterator[str]:
     if isinstance(content, str) and is_import_path(content):
         yield content
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    for part in parts:
+    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         yield from _importable(part)
 
 

@@ -147,8 +147,7 @@ def _largest_error(program: Program, spec: InputSpec, expected: Live, run: Live)
         x = example_input(spec, rows=rows, length=length, seed=rows)
         with torch.no_grad():
             wanted, outputs = expected(x), run(padded(x, program.fixed_length, spec.pad))
-        error = float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1))
-        errors.append((error, list(x.shape)))
+        errors.append((float((outputs - wanted).abs().max() / wanted.abs().max().clamp(min=1)), list(x.shape)))
     return max(errors, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
 
 

@@ -105,8 +105,7 @@ class _Branch(nn.Module):
         self.norm2 = PositionNorm(dim)
 
     def forward(self, x: Float[Tensor, "b *l d"], mask: Bool[Tensor, " b *l"] | None) -> Float[Tensor, "b *l d"]:
-        inner = F.relu(self.norm1(self.down(x), mask))
-        out: Tensor = self.norm2(self.up(inner), mask)
+        out: Tensor = self.norm2(self.up(F.relu(self.norm1(self.down(x), mask))), mask)
         return out
 
 
@@ -401,8 +400,7 @@ def of_batch(guidance: FusionGuidance, batch: Batch) -> tuple[Partner, Batch]:
         x, index = batch.inputs[modality], batch.index
         if len(chosen) < len(batch):  # the samples that have the modality
             x, index = x[chosen], index[chosen]
-        is_guided = modality in guidance.samples.modalities
-        return x, guidance.of_samples(modality, index) if is_guided else None
+        return x, guidance.of_samples(modality, index) if modality in guidance.samples.modalities else None
 
     return partner, replace(batch, inputs=dict.fromkeys(batch.inputs, positions))
 
@@ -427,7 +425,6 @@ def of_rows(guidance: FusionGuidance, samples: Samples) -> tuple[Partner, Sample
 
     def partner(modality: str, rows: Tensor) -> tuple[Tensor, SampleFeatures | None]:
         x = inputs[modality](rows.cpu()).to(device, non_blocking=True)
-        is_guided = modality in guidance.samples.modalities
-        return x, guidance.of_rows(modality, rows) if is_guided else None
+        return x, guidance.of_rows(modality, rows) if modality in guidance.samples.modalities else None
 
     return partner, replace(samples, inputs=numbered)

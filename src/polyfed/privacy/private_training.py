@@ -53,9 +53,8 @@ def training_cost(
     protection: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None
 ) -> PrivacyCost:
     """Cost of this much training on this many samples; a pass has as many steps as one over batches."""
-    rate = min(1.0, batch / samples)
     number = epochs * math.ceil(samples / batch) if steps is None else steps
-    return PrivacyCost(protection.noise_multiplier, rate, number)
+    return PrivacyCost(protection.noise_multiplier, min(1.0, batch / samples), number)
 
 
 def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
@@ -219,11 +218,10 @@ class PerSampleGradients:
         return {name: value.new_zeros(count, *value.shape) for name, value in self._trained.items()}
 
     def _alike(self, batch: Batch) -> dict[str, Tensor]:
-        weights = {name: value.detach() for name, value in self._trained.items()}
         content = dict(vars(batch.to(self.participant.device)))
         with by_sample(self._module):
             gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-                weights, content
+                {name: value.detach() for name, value in self._trained.items()}, content
             )
         return gradients
 

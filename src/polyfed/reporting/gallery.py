@@ -69,8 +69,7 @@ class Shelf:
         encoder, batches = model.encoders[self.modality], torch.split(torch.arange(len(self.values)), _BATCH)
         inputs = self.open(encoder.view)
         with torch.inference_mode():
-            parts = [encoder.represent(inputs(rows)).cpu() for rows in batches]
-        return np.asarray(torch.cat(parts))
+            return np.asarray(torch.cat([encoder.represent(inputs(rows)).cpu() for rows in batches]))
 
     def entry(
         self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
@@ -195,8 +194,7 @@ class Retrieval:
             yield {"participant": self.viewer.name, "direction": f"{asked} to {given}", **shares}
 
     def _hits(self, when: str, asked: str, given: str) -> Bool[np.ndarray, " n"]:
-        scores = self._scores[when, asked, given]
-        first = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
+        first = np.argsort(-self._scores[when, asked, given], axis=1, kind="stable")[:, : self.k]
         hits: Bool[np.ndarray, " n"] = (self.shelves[given].items[first] == self.shelves[asked].items[:, None]).any(1)
         return hits
 

@@ -200,8 +200,7 @@ class RunSummary:
         whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
         meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
         value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
-        trials = self._common_trials({*clients}, metric)
-        return Headline("clients", metric, value, chance, meaning, trials, scale=most)
+        return Headline("clients", metric, value, chance, meaning, self._common_trials({*clients}, metric), scale=most)
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
         """Last metrics of the participants with a finite value of one."""

@@ -844,8 +844,7 @@ class Starter:
     @cached_property
     def lengths(self) -> list[int]:
         """Number of tokens of every text."""
-        read = [*self.sources, *([self.public] if self.public else [])]
-        texts = [text for source in read for text in source.texts]
+        texts = [text for source in [*self.sources, *([self.public] if self.public else [])] for text in source.texts]
         if (name := self.encoders.names.get("text")) is not None:
             folder = backbones.locate(name, self.encoders.weights)
             vocabulary = PretrainedTokenizer(path=str(folder)).load("text", DataContext(Path()))
@@ -901,7 +900,6 @@ class Starter:
     def text(self) -> str:
         """The YAML."""
         folder = self.file.absolute().parent
-        scratch = [part for part in modalities_of(self.kinds) if part not in self.encoders.names]
         weights = self.encoders.weights
         every = [*self.sources, *([self.public] if self.public else [])]
         text: str = _template().render(
@@ -910,7 +908,7 @@ class Starter:
             needs=NEEDS,
             encoders=self.encoders,
             tokenizer=self.tokenizer,
-            scratch=scratch,
+            scratch=[part for part in modalities_of(self.kinds) if part not in self.encoders.names],
             common=Counter(self.kinds).most_common(1)[0][0],
             modalities=modalities_of(source.purpose for source in every),
             settings={source.name: flow(source_settings(source, folder)) for source in every},

@@ -180,8 +180,7 @@ class Classification(Task):
         own = self.classified(model, head, batch)
         if not own.parts:
             return own.batch.no_loss
-        labels = own.batch.targets[self.target].long()
-        loss = margin_cross_entropy(self._logits(model, head, own), labels, self.margin)
+        loss = margin_cross_entropy(self._logits(model, head, own), own.batch.targets[self.target].long(), self.margin)
         if self.separation:
             loss = loss + self.separation * class_separation(self.require_head(head).get_parameter("weight"))
         return loss

@@ -176,8 +176,7 @@ class VQA(Task):
     ) -> dict[str, float]:
         """Percent of questions with right predictions, and with right guesses."""
         labels, metrics = samples.targets[self.target].long(), {}
-        given_by = {"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})
-        for name, given in given_by.items():
+        for name, given in ({"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})).items():
             given = given.where(given < answers, -1)  # an answer outside the table is always wrong
             metrics[f"{name}{ending}"] = _percent((given == labels) & (given >= 0))
             if self.votes is not None:

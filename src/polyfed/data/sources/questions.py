@@ -246,14 +246,13 @@ class Questions(Source):
         }
         if self.several == "majority":
             values[VOTES] = lambda: _padded([classes.number(one.by_annotator) for one in asked.asked])
-        names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
         # column names that tables do not have
         learnt = *classes.table, train.questions.fingerprint, train.answers.fingerprint
         columns = {f"<{target}>": asked.column(target, learnt, make) for target, make in values.items()}
         return replace(
             inner,
             targets={**inner.targets, **{target: f"<{target}>" for target in values}},
-            classes={**inner.classes, **names},
+            classes={**inner.classes, **(dict.fromkeys(values, classes.names) | {KIND: classes.kind_names})},
             read=lambda column: columns[column] if column in columns else inner.read(column),
         )
 

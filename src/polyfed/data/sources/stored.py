@@ -137,9 +137,8 @@ class ParquetShards:
         """The first file's columns with types common to all files; without one, reading the column fails."""
         schema = self.schemas[0]
         for place, field in enumerate(schema):
-            dtypes = [other.field(field.name).type for other in self.schemas if field.name in other.names]
             common = field.type
-            for dtype in dtypes:
+            for dtype in [other.field(field.name).type for other in self.schemas if field.name in other.names]:
                 common = _common(common, dtype) or common
             schema = schema.set(place, field.with_type(arrow.plain_type(common)))
         return schema

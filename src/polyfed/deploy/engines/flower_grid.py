@@ -289,9 +289,8 @@ class GridExchange:
         ]
         fields = {"spec": self._directory.spec, "checked": self._settings.is_deployed, "requests": entries}
         content = to_records(fields, [self._frames[place] for place in own], self._records)
-        group = str(bundle.requests[0].round)
         ttl = None if self._deadline is None else self._patience(bundle) + 60.0
-        return Message(content, node, "train.step", group_id=group, ttl=ttl)
+        return Message(content, node, "train.step", group_id=str(bundle.requests[0].round), ttl=ttl)
 
     # ---- receiving
 

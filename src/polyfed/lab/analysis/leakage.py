@@ -229,8 +229,7 @@ def area(members: Scores, others: Scores) -> float:
 
 def threshold(others: Scores) -> float:
     """The lowest score that at most 1 % of the others exceed."""
-    allowed = math.floor(FALSE_POSITIVES * len(others))
-    return float(np.sort(others)[len(others) - 1 - allowed])
+    return float(np.sort(others)[len(others) - 1 - math.floor(FALSE_POSITIVES * len(others))])
 
 
 def bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:

@@ -500,8 +500,7 @@ def random_blocks(count: int, size: int, generator: torch.Generator) -> list[Int
 
     A single sample is not a gallery: it would always be retrieved.
     """
-    parts = torch.split(torch.randperm(count, generator=generator), size)
-    return [part for part in parts if len(part) > 1]
+    return [part for part in torch.split(torch.randperm(count, generator=generator), size) if len(part) > 1]
 
 
 def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Sequence[int]) -> Recalls:

@@ -382,9 +382,8 @@ def _by_round(column: ColumnSettings, folder: Path) -> Mapping[int, float]:
 
 def curve_json(curve: Curve) -> dict[str, Any]:
     """Rounds, means and standard deviations, four digits of each."""
-    means = [float(f"{spread.mean:.4g}") for spread in curve.values()]
     stds = [None if math.isnan(spread.std) else float(f"{spread.std:.4g}") for spread in curve.values()]
-    return {"rounds": list(curve), "mean": means, "std": stds}
+    return {"rounds": list(curve), "mean": [float(f"{spread.mean:.4g}") for spread in curve.values()], "std": stds}
 
 
 def curve_of(content: Mapping[str, Any]) -> Curve:

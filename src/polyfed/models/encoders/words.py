@@ -191,8 +191,7 @@ class _BagModule(nn.Module):
         learns = torch.is_grad_enabled() and table.requires_grad
         if learns or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return towers.masked_mean(self.embedding(tokens), towers.valid_positions(tokens, self.pad))
-        skipped = self.pad if 0 <= self.pad < len(table) else None
-        return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
+        return F.embedding_bag(tokens, table, mode="mean", padding_idx=self.pad if 0 <= self.pad < len(table) else None)
 
     def split(self) -> tuple[nn.Module, int]:
         """The word embeddings and their mean, without the layers after these."""
@@ -295,8 +294,7 @@ class _GRUModule(nn.Module):
             return state
         # the backward direction has read one word only when it is at the last one
         if self.readout == "last":
-            word = towers.last_valid(words, lengths).unsqueeze(1)
-            return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
+            return torch.cat([state, self.backwards(towers.last_valid(words, lengths).unsqueeze(1))[0][:, 0]], dim=-1)
         mirrored = towers.reversed_valid(words, lengths)
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
 
