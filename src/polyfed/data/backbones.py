@@ -360,8 +360,7 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
         raise ConfigError(f"weights folder '{folder}' cannot be loaded: {_line(error)}") from error
     # transformers fills missing weights with random numbers
     model.missing_weights = sorted(info["missing_keys"])
-    missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
-    if missing:
+    if missing := [key for key in model.missing_weights if pooler or "pooler" not in key]:
         raise ConfigError(
             f"weights folder '{folder}' is missing {len(missing)} of its model's weights, the first is '{missing[0]}'"
         )
@@ -621,8 +620,7 @@ class ImagePreparation(Preparation):
             side = side.get("height") or side.get("shortest_edge")
         if not isinstance(side, int):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' states no image size; set the view's size")
-        number = config.get("resample", 2)
-        if number not in _PILLOW:
+        if (number := config.get("resample", 2)) not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
             size=side,
@@ -706,8 +704,7 @@ class TextPreparation(Preparation):
         Raises:
             TypeError: a value is not a string.
         """
-        wrong = next((value for value in values if not isinstance(value, str)), None)
-        if wrong is not None:
+        if (wrong := next((value for value in values if not isinstance(value, str)), None)) is not None:
             raise TypeError(f"not a text but {type(wrong).__name__}")
         batch = self.tokenizer(
             list(values),

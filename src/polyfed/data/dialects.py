@@ -340,8 +340,7 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
     decimal = dialect.decimal or _decimal(readings, likely, dialect.delimiter)
     columns, missing, mixed, is_used = Rows(), Counter[tuple[str, str]](), dict[str, str](), False
     for name, column in rows.items():
-        number_of = readings.get(name, {}).get(decimal)
-        if number_of is None:
+        if (number_of := readings.get(name, {}).get(decimal)) is None:
             columns[name] = column
             own = known.get(name, [])
             tried = decimal if readings.get(name) else decimal + signs.replace(decimal, "")

@@ -267,13 +267,11 @@ class _Sieve:
         # the image itself last: its bytes identify duplicates
         columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _STRUCT]
         for column in sorted(columns, key=IMAGE.__eq__):
-            image = self._image(row, column)
-            if image is None:
+            if (image := self._image(row, column)) is None:
                 return False
             data = image
         name = str(row.get(FILE) or data[:60].decode())
-        digest = hashlib.sha256(data).digest()
-        if digest not in self.seen:
+        if (digest := hashlib.sha256(data).digest()) not in self.seen:
             self.seen[digest] = split, name
             return True
         earlier, first = self.seen[digest]

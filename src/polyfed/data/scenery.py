@@ -479,8 +479,7 @@ def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
     a, b = scene.things[0], scene.things[1]
     if rng.random() < 0.25:
         a, b = (scene.things[i] for i in rng.permutation(len(scene.things))[:2])
-    where = relation(a, b)
-    if where is None:
+    if (where := relation(a, b)) is None:
         return _loose(scene, difficulty, rng)
     first, second = _phrase(a, difficulty, rng), _phrase(b, difficulty, rng)
     if rng.random() < 0.5:

@@ -276,8 +276,7 @@ def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
 
 def _check_public(population: Population, config: SiteConfig) -> Iterator[Finding]:
     """The public set is here, in the agreed order, and disjoint from the private data."""
-    public = population.public
-    if public is None:
+    if (public := population.public) is None:
         yield Finding("ok", "public set", "none")
         return
     samples = len(public.samples({}))
@@ -438,8 +437,7 @@ def _size(
     if not issubclass(content, Representations):
         of = "of public samples" if issubclass(content, PublicRows) else "named tensors"
         return f"{KIND_KEYS.get(content, content.label)}: {of}, in a size set by the method"
-    samples = population.public_samples(member.views)
-    if samples is None:
+    if (samples := population.public_samples(member.views)) is None:
         return "of the public set, which is missing"
     exchange = getattr(plan.algorithm, "public", None)
     drawn = exchange.samples if isinstance(exchange, PublicExchange) else None

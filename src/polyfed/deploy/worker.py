@@ -104,8 +104,7 @@ def _read(connection: Connection[Any, Any], size: int) -> memoryview:
     start = -memory.ctypes.data % _BOUNDARY
     received = left = memory[start : start + size].data
     while left:
-        count = os.readv(connection.fileno(), [left])
-        if not count:
+        if not (count := os.readv(connection.fileno(), [left])):
             raise EOFError
         left = left[count:]
     return received

@@ -290,8 +290,7 @@ class FusionGuidance:
 
     def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> SampleFeatures:
         """Features of the samples at ``index``; encoded now unless ``compute`` has done so."""
-        table = self.tables.get(modality)
-        if table is None:
+        if (table := self.tables.get(modality)) is None:
             return self.encoded(modality, self.samples.rows[modality][index.cpu()])
         if modality not in self._inverse_index:  # where the table is, so that a step need not wait for a GPU
             inverse_index = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
@@ -299,8 +298,7 @@ class FusionGuidance:
         return table.at(self._inverse_index[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
-        table = self.tables.get(modality)
-        if table is None:
+        if (table := self.tables.get(modality)) is None:
             return self.encoded(modality, rows)
         return table.at(torch.searchsorted(self._distinct(modality), rows.cpu()).to(table.values.device))
 

@@ -37,8 +37,7 @@ class Partition(Settings):
     @field_validator("of")
     @classmethod
     def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        twice = [name for name in value if value.count(name) > 1]
-        if twice:
+        if twice := [name for name in value if value.count(name) > 1]:
             raise ValueError(f"column '{twice[0]}' is named {value.count(twice[0])} times; name it once")
         return value
 
@@ -347,8 +346,7 @@ class Shards(Partition):
         """See ``Partition``; also needs as many shards as clients get, and no more than items."""
         super().require(clients, items, units)
         needed, there = clients * self.per_client, items if units is None else len(units)
-        total = self.total or needed
-        if total < needed:
+        if (total := self.total or needed) < needed:
             given = f"total={total}, but {clients} clients with per_client={self.per_client} need {needed}"
             raise ConfigError(f"partition 'shards': {given}; raise total")
         if there is not None and total > there:

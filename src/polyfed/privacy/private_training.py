@@ -70,8 +70,7 @@ def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
         )
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    mixing = [name for name in norms if not {f"{name}.weight", f"{name}.bias"}.isdisjoint(trained)]
-    if mixing:
+    if mixing := [name for name in norms if not {f"{name}.weight", f"{name}.bias"}.isdisjoint(trained)]:
         raise ConfigError(
             f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; set `norm: group` "
             "(resnet), choose encoders with layer norms or none (blocks, vit, transformer, bag, gru, "

@@ -324,8 +324,7 @@ def _test_split(run: Run) -> Split:
     federation, experiment = run.federation, run.experiment
     if experiment.server is not None:
         return federation.data.split(experiment.server.source, experiment.server.test_split)
-    groups = [group for group in experiment.clients.values() if group.test_split is not None]
-    if not groups:
+    if not (groups := [group for group in experiment.clients.values() if group.test_split is not None]):
         raise RunError(f"no participant of '{run.folder}' has test data to retrieve; set test_split of a group")
     chosen = max(groups, key=lambda group: len(group.models[0].encoders))
     return federation.data.split(chosen.source, str(chosen.test_split))

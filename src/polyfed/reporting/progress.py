@@ -175,8 +175,7 @@ class RunState(Callback):
     @property
     def work_in_words(self) -> str:
         """Current work with its participant, progress and time; empty without a report."""
-        work = self.work
-        if work is None:
+        if (work := self.work) is None:
             return ""
         far = f" {work.done:,} of {work.total:,}" if work.total else ""
         return f"{work.participant or 'preparing'}: {work.what}{far}, {max(0.0, self.clock() - self._work_began):.0f} s"
@@ -194,8 +193,7 @@ class RunState(Callback):
         for metric in sorted(self.metrics, key=rank):
             by_round = self.metrics[metric]
             finite = [finite_values(by_round[number]).values() for number in sorted(by_round)]
-            means = [finite_mean(values) if values else math.nan for values in finite]
-            if means:
+            if means := [finite_mean(values) if values else math.nan for values in finite]:
                 yield metric, means[-1], means[-1] - means[-2] if len(means) > 1 else math.nan
 
 

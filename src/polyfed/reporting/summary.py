@@ -171,8 +171,7 @@ class RunSummary:
     def headline(self) -> Headline | None:
         """The server's main metric, which selected its model; else the clients'. None without any metric."""
         records, metrics = self.records, self.records.metrics(SERVER)
-        metric = main_metric(records, [SERVER])
-        if metric not in metrics:
+        if (metric := main_metric(records, [SERVER])) not in metrics:
             return self.clients_headline
         recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
         most, items = _maximum(metric, metrics), _items(metric, metrics)
@@ -220,8 +219,7 @@ class RunSummary:
             for client in clients:
                 if client in among and (measured := self._measured([client], metric)):
                     tested.setdefault(split if is_shared else client, []).append(_items(metric, *measured))
-        clients_tested = sum(map(len, tested.values()))
-        if not clients_tested:
+        if not (clients_tested := sum(map(len, tested.values()))):
             return math.nan
         return 1 / sum((len(items) / clients_tested) ** 2 / max(items) for items in tested.values())
 
@@ -647,8 +645,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 def finished_zero_shot(records: RunRecords) -> RunRecords | None:
     """A finished run in the same folder whose server has the same untouched encoders, task, data and seed."""
-    server = _untouched_server(records)
-    if not server:
+    if not (server := _untouched_server(records)):
         return None
 
     def is_twin(other: RunRecords) -> bool:

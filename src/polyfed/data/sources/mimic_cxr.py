@@ -77,8 +77,7 @@ class MimicCxr(TableSource):
     @field_validator("sections")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        nameless = [name for name in value if not _words(name)]
-        if nameless:
+        if nameless := [name for name in value if not _words(name)]:
             raise ValueError(f"'{nameless[0]}' does not name a section; give words, such as impression")
         return value
 
@@ -168,8 +167,7 @@ class _Release:
     def _views(self, rows: pa.Table) -> pa.Array:
         metadata = self._csv("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})
         views = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
-        missing = [view for view in self.settings.views or () if view not in views]
-        if missing:
+        if missing := [view for view in self.settings.views or () if view not in views]:
             raise DataError(f"source '{self.name}', views: no image has '{missing[0]}'; {nearest(missing[0], views)}")
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 

@@ -201,8 +201,7 @@ class Questions(Source):
         names = [rule.name for rule in self.kinds]
         if len(set(names)) < len(names):
             raise ValueError(f"kinds {names} must have different names")
-        taken = sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets))
-        if taken:
+        if taken := sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets)):
             raise ValueError(f"target '{taken[0]}' is made by this source; choose another name for yours")
         return self
 

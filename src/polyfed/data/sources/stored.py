@@ -93,8 +93,7 @@ class Parquet(StoredSource):
 def _splits(folder: Path, what: str) -> dict[Path, str]:
     """File -> its split, in the order of names."""
     matches = {file: _FILE.fullmatch(file.name) for file in sorted(folder.iterdir())}
-    stored = {file: match["split"] for file, match in matches.items() if match}
-    if not stored:
+    if not (stored := {file: match["split"] for file, match in matches.items() if match}):
         example = "train.parquet or train-00000-of-00002.parquet"
         raise DataError(f"{what}: no file such as {example}; {OTHER_LAYOUTS}")
     return stored
@@ -102,8 +101,7 @@ def _splits(folder: Path, what: str) -> dict[Path, str]:
 
 def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
     """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
-    files = [file for file, own in stored.items() if own == split]
-    if not files:
+    if not (files := [file for file, own in stored.items() if own == split]):
         hint = f"{nearest(split, {*stored.values()})}; or give it a share in `fractions`"
         raise DataError(f"{what}: no split '{split}'; {hint}")
     shards = [match for file in files if (match := _FILE.fullmatch(file.name))]
@@ -176,8 +174,7 @@ class ParquetShards:
             if column not in schema.names:
                 raise DataError(f"{self.where}/{file.name}: no column '{column}', which {holder.name} has; add it")
             dtype = schema.field(column).type
-            both = _common(common, dtype)
-            if both is None:
+            if (both := _common(common, dtype)) is None:
                 types = f"holds {dtype}, but {holder.name} holds {common}; write both files with one type"
                 raise DataError(f"{self.where}/{file.name}, column '{column}': {types}")
             common, holder = both, holder if both == common else file
@@ -270,8 +267,7 @@ class Arrow(StoredSource):
         path = path_of(self.path, name, data_dir, may_be_file=True)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
         parts = _opened_parts(path, files, name, arrow.most_bytes(files, self.max_bytes))
-        wanted = self.splits.get(split) or usual_name(split, parts)
-        if wanted not in parts:
+        if (wanted := self.splits.get(split) or usual_name(split, parts)) not in parts:
             raise DataError(
                 f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"
             )

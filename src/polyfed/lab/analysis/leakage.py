@@ -321,16 +321,14 @@ def candidates_of(
     """
     held, tests = [train(member) for member in members], [test(member) for member in members]
     # the clients of a group may share their test samples
-    distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
-    if not distinct:
+    if not (distinct := {id(samples): samples for samples in tests if samples is not None and len(samples)}):
         return "no test samples, so none that was not trained on"
     name, sides = ",".join(member.id for member in members), []
     for part in (union(held), union(list(distinct.values()))):
         order = torch.randperm(len(part), generator=generator(plan.seed, "candidates", name, len(part)))
         sides.append(part.subset(order[first_of_each(part.items[order])]))
     inside, outside = _balanced(sides[0], sides[1], members[0].settings.task)
-    size = min(len(inside), len(outside), plan.samples)
-    if size < _FEWEST:
+    if (size := min(len(inside), len(outside), plan.samples)) < _FEWEST:
         return f"{size} training and test items of the same classes, an attack needs {_FEWEST} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)

@@ -239,8 +239,7 @@ class Bench:
     def samples(
         self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] = MappingProxyType({})
     ) -> Samples:
-        key = (source, split, *modalities, str(lazy))
-        if key not in self._samples:
+        if (key := (source, split, *modalities, str(lazy))) not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}
             self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
         return self._samples[key]
@@ -250,8 +249,7 @@ class Bench:
         return "embedding" if self.subject.trunk(modality) is None else "trunk"
 
     def features(self, source: str, split: str, modality: str, level: FeatureLevel) -> Float[Tensor, "n d"]:
-        key = (source, split, modality, level)
-        if key not in self._features:
+        if (key := (source, split, modality, level)) not in self._features:
             function = (self.subject.pooled if level == "trunk" else self.subject.embed)(modality)
             samples, what = self.samples(source, split, modality), f"'{source}' {split}"
             self._features[key] = computed(function, samples, modality, self.subject, what)

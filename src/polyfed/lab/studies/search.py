@@ -173,8 +173,7 @@ class Tunable:
         Raises:
             ConfigError: its settings do not take the values.
         """
-        changed = self.changed(choice)
-        if not changed:
+        if not (changed := self.changed(choice)):
             return self.experiment
         content = self.experiment.model_dump(mode="json")
         for path, value in changed.items():

@@ -400,8 +400,7 @@ class Study(Settings):
         more groups; else empty."""
         rows = {name: self.resolved(name) for name in self.rows}
         named = {name: row.groups for name, row in rows.items() if row.differs_in_groups_alone}
-        held = list(map(frozenset, filter(None, named.values())))
-        if not held:
+        if not (held := list(map(frozenset, filter(None, named.values())))):
             return {}
         players = frozenset.union(*held) - frozenset.intersection(*held)
         rows_by_group = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}

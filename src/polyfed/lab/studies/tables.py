@@ -271,8 +271,7 @@ class ClaimMap:
         """``CLAIM: above at 2 of 9 points (...), below at 1 (...), undecided at 5; 1 not run.``"""
         total, parts = len(self.points), list[str]()
         for mark in SIGNS:
-            points = [point for point, cell in self.cells.items() if cell.verdict == mark]
-            if points:
+            if points := [point for point, cell in self.cells.items() if cell.verdict == mark]:
                 where = "" if mark == "undecided" else f" ({'; '.join(self._named(points))})"
                 parts.append(f"{mark} at {len(points)}{'' if parts else f' of {total} points'}{where}")
         if total > len(self.cells):

@@ -79,8 +79,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     Raises:
         PolyfedError, OSError: The run cannot be completed.
     """
-    known = _usable(order)
-    if known is None:
+    if (known := _usable(order)) is None:
         if own_code(order.experiment) != order.sources:
             raise RunError("its code was edited since the study began; the same command runs the current code")
         if RunFolder(order.folder).has_begun():

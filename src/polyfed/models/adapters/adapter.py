@@ -204,8 +204,7 @@ def start_folder(start: str, context: DataContext) -> Path:
     Raises:
         ConfigError: the folder does not exist.
     """
-    folder = local_folder(start, context.weights)
-    if folder is None:
+    if (folder := local_folder(start, context.weights)) is None:
         raise missing_folder(start, context.weights, "adapter.start")
     return folder
 

@@ -156,8 +156,7 @@ class HF(Encoder):
         if self.trainable == "all":
             return ""
         folder = self._folder(context)
-        key = f"size of {backbones.digest(folder)} {self._pool} {self.tower}"
-        if key not in context.fitted:
+        if (key := f"size of {backbones.digest(folder)} {self._pool} {self.tower}") not in context.fitted:
             values = backbones.outline(folder, self._pool, self.tower).parameters()
             context.fitted[key] = sum(value.numel() for value in values)
         return f"{context.fitted[key]}x{backbones.digest(folder)[:8]}"
@@ -212,8 +211,7 @@ class HF(Encoder):
 
     def _base(self, spec: InputSpec, context: DataContext) -> Frozen:
         """The network with its weights, from which all models of this process are made."""
-        key = self._key(spec, context)
-        if key not in context.fitted:
+        if (key := self._key(spec, context)) not in context.fitted:
             folder = self._folder(context)
             backbone = backbones.frozen_backbone(folder, self._pool, self.tower)
             backbones.channels_last(backbone)

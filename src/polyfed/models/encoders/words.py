@@ -86,8 +86,7 @@ def frozen_embedding(
         ConfigError: see ``embedding_table``.
     """
     words = fingerprint_of(*spec.vocabulary)
-    key = f"frozen words {(*vectors,) or width} {spec.pad} {words}"
-    if key not in context.fitted:
+    if (key := f"frozen words {(*vectors,) or width} {spec.pad} {words}") not in context.fitted:
         with isolated(context.seed, "frozen words"):
             table = embedding_table(spec, context, width=width, vectors=vectors).weight.detach()
         folders = [folder for name in vectors if (folder := local_folder(name, context.weights))]
@@ -121,8 +120,7 @@ def embedding_table(spec: InputSpec, context: DataContext, *, width: int, vector
 def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tensor:
     key = f"word vectors {name}"
     if key not in context.fitted:  # read once for all clients
-        folder = local_folder(name, context.weights)
-        if folder is None:
+        if (folder := local_folder(name, context.weights)) is None:
             raise missing_folder(name, context.weights, "vectors")
         context.fitted[key] = _read(folder)
     row_of, vectors, spread = cast("tuple[dict[str, int], Tensor, Tensor]", context.fitted[key])
