@@ -15,8 +15,8 @@ import psutil
 import yaml
 
 from polyfed.core.errors import RunError
+from polyfed.deploy.flower_programs import Processes, free_port
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.processes import Processes, free_port
 from polyfed.runs.experiment import Experiment
 
 POLYFED = [sys.executable, "-m", "polyfed"]

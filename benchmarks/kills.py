@@ -35,8 +35,8 @@ import yaml
 from deployment import POLYFED, Programs, loosen, start_server, start_site
 
 from polyfed.core.errors import RunError
+from polyfed.deploy.flower_programs import free_port
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.processes import free_port
 from polyfed.runs.experiment import Experiment
 
 PATIENCE = 900.0  # seconds until a run counts as hung

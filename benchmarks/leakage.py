@@ -22,8 +22,7 @@ import harness
 import polyfed
 from polyfed import open_run
 from polyfed.core.device import cpu_threads
-from polyfed.lab.analysis.leakage import Leakage, run_leakage
-from polyfed.lab.analysis.simulated import Simulated
+from polyfed.lab.analysis.leakage import Leakage, Simulated, run_leakage
 from polyfed.runs.experiment import Experiment
 
 Settings = dict[str, Any]

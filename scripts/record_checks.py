@@ -18,7 +18,7 @@ from pathlib import Path
 from polyfed.core.errors import ConfigError
 from polyfed.lab.studies.cells import Chosen, Places, SearchIncompleteError, StudyPlan
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Point, Study
 from study_records import PAPERS, RECORDS, STUDIES, StudyRecord, labels, records

@@ -18,7 +18,7 @@ from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import file_json, markdown
 from polyfed.lab.studies.cells import cell_label
 from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand
-from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import SMALL, Point, Study, point_label

@@ -17,10 +17,9 @@ from deployment import POLYFED, Loopback, Programs
 
 from echo import work
 from polyfed.core.errors import RunError
-from polyfed.deploy.flower_programs import Link, flower_environment, link_to, program
+from polyfed.deploy.flower_programs import Link, flower_environment, free_port, link_to, program
 from polyfed.deploy.folders import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.processes import free_port
 from polyfed.deploy.settings import Connection, ServerAddress, load_settings
 from polyfed.runs.experiment import Experiment
 

@@ -31,7 +31,7 @@ from polyfed.federation.server import with_weights
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Clock
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
-from polyfed.lab.analysis.simulated import Simulated, TrainedModel
+from polyfed.lab.analysis.leakage import Simulated, TrainedModel
 from polyfed.models.model import Model
 from polyfed.optim.settings import Schedule
 from polyfed.reporting.metrics import find_recalls

@@ -20,8 +20,8 @@ from polyfed.engines.quiet import be_fast
 
 if TYPE_CHECKING:
     from polyfed.data.sources.memory import register_data
-    from polyfed.export.loading import load_model
     from polyfed.export.model import export_model
+    from polyfed.export.programs import load_model
     from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.models.encoders.registered import register_module
@@ -57,7 +57,7 @@ _HOMES = {
     "Run": "polyfed.runs.opened",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
-    "load_model": "polyfed.export.loading",
+    "load_model": "polyfed.export.programs",
     "open_run": "polyfed.runs.opened",
     "plot": "polyfed.reporting.api",
     "register_data": "polyfed.data.sources.memory",

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from cryptography import x509
 
-from polyfed.deploy.flower_programs import Link, link_to
+from polyfed.deploy.flower_programs import Link, free_port, link_to
 from polyfed.deploy.folders import ServerFolder, SiteFolder
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.processes import free_port
 from polyfed.deploy.settings import ServerAddress, load_settings
 from polyfed.runs.experiment import Experiment
 

@@ -14,7 +14,7 @@ import pytest
 from federations import MARK, Started, marked, wait_until
 
 from polyfed.core.errors import RunError
-from polyfed.deploy.processes import Processes, offspring, stopping
+from polyfed.deploy.flower_programs import Processes, offspring, stopping
 
 SLEEP = "import time; time.sleep(600)"
 DETACHED = f"""
@@ -26,7 +26,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print
 WRAPPER = """
 import os, sys, time
 from pathlib import Path
-from polyfed.deploy.processes import Processes, stopping
+from polyfed.deploy.flower_programs import Processes, stopping
 with stopping() as stop, Processes() as processes:
     processes.start("it", [sys.executable, "-c", sys.argv[1]], os.environ, Path("."))
     print("started", flush=True)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from polyfed import Experiment, run
 from polyfed.cli.deploy import deploy_app
 from polyfed.core.errors import ConfigError, RunError
-from polyfed.deploy import rehearse as module
-from polyfed.deploy.rehearse import rehearse
+from polyfed.deploy import init as module
+from polyfed.deploy.init import rehearse
 
 
 def consortium(folder: Path) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from polyfed.deploy.check_network import Finding
 from polyfed.deploy.folders import SiteFolder, create_keys, fingerprint, read_public
 from polyfed.deploy.host import open_host
 from polyfed.deploy.init import create_federation
-from polyfed.deploy.roster import SiteRoster, identity_of, trust_key
-from polyfed.deploy.settings import SiteConfig, load_settings
+from polyfed.deploy.settings import SiteConfig, SiteRoster, identity_of, load_settings, trust_key
 from polyfed.runs.experiment import Experiment
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import polyfed
 from polyfed.core.errors import StepError
-from polyfed.lab.analysis.dry_run import DryRun
+from polyfed.lab.analysis.cost import DryRun
 from polyfed.reporting.progress import PlainProgress
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

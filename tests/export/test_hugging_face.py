@@ -17,7 +17,7 @@ from torch import nn
 
 from polyfed import load_model
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.export.hugging_face import export_hugging_face, network_code
+from polyfed.export.model import export_hugging_face, network_code
 from polyfed.export.programs import example_input, write_program
 from polyfed.models.encoders.from_config import ViT
 from polyfed.models.encoders.words import GRU

@@ -13,7 +13,7 @@ from transformers import AutoModel
 import polyfed
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.data.view import DataContext, InputSpec
-from polyfed.export.adapters import export_adapters
+from polyfed.export.model import export_adapters
 from polyfed.models.encoders.hf import body_of
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run

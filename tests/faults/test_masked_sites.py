@@ -21,8 +21,7 @@ from grids import mostly_slow
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError
 from polyfed.deploy.folders import create_keys, read_public
-from polyfed.deploy.roster import SiteRoster
-from polyfed.deploy.settings import load_settings
+from polyfed.deploy.settings import SiteRoster, load_settings
 from polyfed.federation import secure_ask
 from polyfed.privacy.guard import PRIVATE
 from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, SHARES, bytes_bundle

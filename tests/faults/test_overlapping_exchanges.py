@@ -10,9 +10,8 @@ import pytest
 from fake_grid import FakeMessage
 
 from polyfed.deploy.engines import flower_grid
-from polyfed.deploy.engines.flower_grid import GridExchange, NodeDirectory, Sending
+from polyfed.deploy.engines.flower_grid import GridExchange, NodeDirectory, Sending, Sites
 from polyfed.deploy.engines.flower_records import to_records
-from polyfed.deploy.engines.flower_sites import Sites
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload

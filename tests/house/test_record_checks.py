@@ -14,7 +14,7 @@ from confirm import confirm
 from evidence import Task, take
 from lab.studies.conftest import tiny_study
 from polyfed.lab.studies.cells import Chosen, Places, StudyPlan
-from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.runner import run_study
 from polyfed.lab.studies.study import Study

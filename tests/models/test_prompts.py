@@ -15,7 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import quiet
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.data.views.tokens import Tokens
-from polyfed.models.adapters.prompts import prompts_of
+from polyfed.models.adapters.adapter import prompts_of
 from polyfed.models.encoders.hf import HF
 from polyfed.models.frozen import frozen_tensors
 from polyfed.models.trunks import start_at_last

@@ -15,7 +15,7 @@ import yaml
 from paper_studies import STUDIES
 from polyfed.core.errors import ConfigError
 from polyfed.lab.analysis.analysis import analysis_class
-from polyfed.lab.studies.columns.models import AnalysisColumn
+from polyfed.lab.studies.columns.metrics import AnalysisColumn
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study
 from polyfed.lab.studies.study_files import study_content

@@ -33,7 +33,7 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.samples import union
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.federation.membership import Member
-from polyfed.lab.analysis.simulated import TrainedModel
+from polyfed.lab.analysis.leakage import TrainedModel
 from polyfed.models.aligner import AlignerSettings
 from polyfed.models.encoders.blocks import Blocks
 from polyfed.models.encoders.from_config import Bert, ViT

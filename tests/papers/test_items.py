@@ -12,7 +12,7 @@ import pytest
 from paper_studies import NAMES, STUDIES
 from polyfed.lab.downstream.suite import Suite
 from polyfed.lab.studies.cells import Places, StudyPlan
-from polyfed.lab.studies.columns.models import Downstream
+from polyfed.lab.studies.columns.metrics import Downstream
 from polyfed.lab.studies.study import Study
 from polyfed.runs.config_files import read_config
 

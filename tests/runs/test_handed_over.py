@@ -18,8 +18,8 @@ from grids import mostly_slow
 from paper_studies import STUDIES
 from polyfed import evaluate_model, export_model, load_model, open_run
 from polyfed.core.errors import ConfigError, PolyfedError
-from polyfed.export.hugging_face import export_hugging_face
-from polyfed.lab.analysis.simulated import Simulated
+from polyfed.export.model import export_hugging_face
+from polyfed.lab.analysis.leakage import Simulated
 from polyfed.lab.downstream.suite import opened_model
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Study

@@ -8,8 +8,7 @@ from polyfed.aggregation.averagings.tensors import ByName
 from polyfed.algorithms.algorithm import WeightAveraging
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.errors import ConfigError
-from polyfed.models.adapters.adapter import AttentionModule
-from polyfed.models.adapters.prompts import require_prompts
+from polyfed.models.adapters.adapter import AttentionModule, require_prompts
 from polyfed.models.model import Model
 
 

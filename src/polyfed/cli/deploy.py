@@ -70,7 +70,7 @@ def rehearse(
     """
     from polyfed.cli.console import interruptible
     from polyfed.cli.running import free_folder
-    from polyfed.deploy.rehearse import rehearse, unlike_runs
+    from polyfed.deploy.init import rehearse, unlike_runs
     from polyfed.runs.experiment import Experiment
 
     if compare is not None and not (compare / "metrics.jsonl").is_file():
@@ -119,7 +119,7 @@ def trust(
     ] = None,
 ) -> None:
     """Trust another site's key in masked sums; compare the fingerprint with the site first, not with the server."""
-    from polyfed.deploy.roster import trust_key
+    from polyfed.deploy.settings import trust_key
 
     typer.echo(f"trusted: {name} ({trust_key(folder, name, public_key, client or [])})")
 

@@ -138,10 +138,8 @@ def export_command(
 
     Examples: polyfed export runs/shop-seed0 --out shop-model; polyfed export runs/shop-seed0 --format huggingface
     """
-    from polyfed.export.adapters import export_adapters
     from polyfed.export.cards import usage
-    from polyfed.export.hugging_face import export_hugging_face
-    from polyfed.export.model import export_model
+    from polyfed.export.model import export_adapters, export_hugging_face, export_model
 
     opened = open_run(run, weights_dir=weights_dir, allow_code=allow_code)
     if form == "huggingface":

@@ -89,7 +89,7 @@ def run_command(
 
 
 def _dry_run(experiment: Experiment) -> None:
-    from polyfed.lab.analysis.dry_run import DryRun
+    from polyfed.lab.analysis.cost import DryRun
 
     console = terminal()
     try:

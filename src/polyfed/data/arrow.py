@@ -123,8 +123,7 @@ def class_names(schema: pa.Schema, where: str = "table") -> dict[str, tuple[str,
             return feature.get("names") or ()
         return names_of(feature.get("feature"))
 
-    raw = (schema.metadata or {}).get(b"huggingface")
-    if raw is None:
+    if (raw := (schema.metadata or {}).get(b"huggingface")) is None:
         return {}
     try:
         features = file_json(raw).get("info", {}).get("features", {})

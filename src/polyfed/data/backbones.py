@@ -360,8 +360,7 @@ def load(folder: Path, model_class: Any, *, pooler: bool = True, **options: Any)
         raise ConfigError(f"weights folder '{folder}' cannot be loaded: {_line(error)}") from error
     # transformers fills missing weights with random numbers
     model.missing_weights = sorted(info["missing_keys"])
-    missing = [key for key in model.missing_weights if pooler or "pooler" not in key]
-    if missing:
+    if missing := [key for key in model.missing_weights if pooler or "pooler" not in key]:
         raise ConfigError(
             f"weights folder '{folder}' is missing {len(missing)} of its model's weights, the first is '{missing[0]}'"
         )
@@ -616,14 +615,12 @@ class ImagePreparation(Preparation):
             if not ("image_mean" in config and "image_std" in config):
                 raise ConfigError(f"'{folder}/{PREPROCESSOR}' gives no image_mean and image_std; add them")
             mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
-        key = "crop_size" if config.get("do_center_crop") and "crop_size" in config else "size"
-        side = size or config.get(key)
+        side = size or config.get("crop_size" if config.get("do_center_crop") and "crop_size" in config else "size")
         if isinstance(side, dict):
             side = side.get("height") or side.get("shortest_edge")
         if not isinstance(side, int):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' states no image size; set the view's size")
-        number = config.get("resample", 2)
-        if number not in _PILLOW:
+        if (number := config.get("resample", 2)) not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
         return cls(
             size=side,
@@ -707,8 +704,7 @@ class TextPreparation(Preparation):
         Raises:
             TypeError: a value is not a string.
         """
-        wrong = next((value for value in values if not isinstance(value, str)), None)
-        if wrong is not None:
+        if (wrong := next((value for value in values if not isinstance(value, str)), None)) is not None:
             raise TypeError(f"not a text but {type(wrong).__name__}")
         batch = self.tokenizer(
             list(values),
@@ -777,8 +773,7 @@ class SoundPreparation(Preparation):
     ) -> Prepared:
         """Recordings for ``sounds.waveform`` -> float32 spectrograms."""
         each = [recorded_mel(value, self.rate, self.bands, self.frames, folder) for value in values]
-        spectrograms = torch.stack(each)
-        return Prepared((spectrograms - self.mean) / self.std, None)
+        return Prepared((torch.stack(each) - self.mean) / self.std, None)
 
 
 class SubsamplingConv(nn.Conv2d):

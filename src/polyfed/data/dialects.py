@@ -129,8 +129,7 @@ def _western(data: bytes) -> tuple[str, Dialect]:
     if odd := next((match for word in words if (match := _ODD.search(word.lower()))), None):
         seen = next(word for word in words if word.lower() == odd.string)[max(odd.start() - 10, 0) : odd.end() + 10]
         raise DataError(f"is not UTF-8, and as Windows-1252 it would have {seen!r}; {_SAVE} ({remedy})")
-    sample = next(match[0] for word in words if (match := _SAMPLE.search(word)))
-    return text, Dialect("Windows-1252", sample=sample)
+    return text, Dialect("Windows-1252", sample=next(match[0] for word in words if (match := _SAMPLE.search(word))))
 
 
 # ---- rows
@@ -341,8 +340,7 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
     decimal = dialect.decimal or _decimal(readings, likely, dialect.delimiter)
     columns, missing, mixed, is_used = Rows(), Counter[tuple[str, str]](), dict[str, str](), False
     for name, column in rows.items():
-        number_of = readings.get(name, {}).get(decimal)
-        if number_of is None:
+        if (number_of := readings.get(name, {}).get(decimal)) is None:
             columns[name] = column
             own = known.get(name, [])
             tried = decimal if readings.get(name) else decimal + signs.replace(decimal, "")
@@ -361,8 +359,7 @@ def with_numbers(rows: Rows, dialect: Dialect, keeps: Callable[[str], bool]) -> 
 
 def _known(column: Iterable[str | None]) -> list[str]:
     """Distinct texts of a column, in order, without marks of missing cells."""
-    texts = dict.fromkeys(cell.strip() for cell in column if cell)
-    return [text for text in texts if not looks_missing(text)]
+    return [text for text in dict.fromkeys(cell.strip() for cell in column if cell) if not looks_missing(text)]
 
 
 def _odd(texts: Iterable[str], decimal: str) -> list[str]:

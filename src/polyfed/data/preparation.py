@@ -267,13 +267,11 @@ class _Sieve:
         # the image itself last: its bytes identify duplicates
         columns = [name for name, value in row.items() if isinstance(value, dict) and value.keys() == _STRUCT]
         for column in sorted(columns, key=IMAGE.__eq__):
-            image = self._image(row, column)
-            if image is None:
+            if (image := self._image(row, column)) is None:
                 return False
             data = image
         name = str(row.get(FILE) or data[:60].decode())
-        digest = hashlib.sha256(data).digest()
-        if digest not in self.seen:
+        if (digest := hashlib.sha256(data).digest()) not in self.seen:
             self.seen[digest] = split, name
             return True
         earlier, first = self.seen[digest]
@@ -306,8 +304,7 @@ def _write(rows: pa.Table, split: str, folder: Path, sieve: _Sieve) -> int:
     written, shards, size = 0, [folder / f"{split}.0"], 0
     writer = pq.ParquetWriter(shards[0], schema)
     try:
-        starts = range(0, len(rows), BATCH_ITEMS)
-        for start in prepared(f"{split}: items", starts, len(rows), size=BATCH_ITEMS):
+        for start in prepared(f"{split}: items", range(0, len(rows), BATCH_ITEMS), len(rows), size=BATCH_ITEMS):
             batch = pa.Table.from_pylist(sieve.kept(rows.slice(start, BATCH_ITEMS).to_pylist(), split), schema)
             for name in batch.column_names:
                 if not is_file(batch.schema.field(name).type) and (gaps := int(lacking(batch.column(name)).sum())):

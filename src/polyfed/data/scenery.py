@@ -145,8 +145,7 @@ def arrange(recipe: SceneRecipe, index: int) -> Scene:
         main, second = replace(main, colour=second.colour), replace(second, colour=main.colour)
     rng = recipe.stream("layout", index)
     placed = _related_pair(main, second, RELATIONS[(first_relation + rank) % 4], recipe.difficulty, rng)
-    others = int(rng.integers(2, recipe.most_things + 1)) - 2
-    for _ in range(others):
+    for _ in range(int(rng.integers(2, recipe.most_things + 1)) - 2):
         thing = _thing(_smaller(main.size, rng), int(rng.integers(len(COLOURS))), rng)
         if rng.random() < 1 / 3:  # a shape that is there already
             thing = replace(thing, shape=pick(placed, rng).shape)
@@ -183,8 +182,7 @@ def _uniform(low: float, high: float, rng: np.random.Generator) -> float:
 
 def _thing(size: str, colour: int, rng: np.random.Generator) -> Thing:
     shape, texture = pick(SHAPES, rng), pick(TEXTURES, rng)
-    radius = TABLES["sizes"][size]["radius"] * _uniform(0.92, 1.1, rng)
-    return Thing(shape, COLOURS[colour], texture, size, radius)
+    return Thing(shape, COLOURS[colour], texture, size, TABLES["sizes"][size]["radius"] * _uniform(0.92, 1.1, rng))
 
 
 def _smaller(size: str, rng: np.random.Generator) -> str:
@@ -350,8 +348,7 @@ def _coarse(fine: _Points) -> _Floats:
     height, width = fine.shape[0] // _FINER, fine.shape[1]
     # columns are added one by one: numpy sums short last axes slowly
     rows = fine.reshape(height, _FINER, width).sum(axis=1, dtype=np.float32)
-    total = sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER])
-    return _floats(total / _FINER**2)
+    return _floats(sum((rows[:, k::_FINER] for k in range(1, _FINER)), start=rows[:, 0::_FINER]) / _FINER**2)
 
 
 def _floats(values: ArrayLike) -> _Floats:
@@ -456,17 +453,15 @@ def captions(scene: Scene, difficulty: float, rng: np.random.Generator) -> list[
 
 def topic(main: Thing, rng: np.random.Generator) -> int:
     """Class number in TOPICS; every other scene has the topic that goes with the shape of its main thing."""
-    by_shape = SHAPES.index(main.shape)
-    return by_shape if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
+    return SHAPES.index(main.shape) if rng.random() < 0.5 else int(rng.integers(len(TOPICS)))
 
 
 def text(scene: Scene, topic: int, difficulty: float, rng: np.random.Generator) -> str:
     """Four sentences on the scene with three cue words, each of the topic more often than of any other."""
     # three different ones, whatever the topic: it must not show in the pattern
-    frames = [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     sentences = [
         frame.format(cue=_cue(topic, difficulty, rng), a=_phrase(pick(scene.things, rng), difficulty, rng))
-        for frame in frames
+        for frame in [TABLES["frames"][i] for i in rng.permutation(len(TABLES["frames"]))[:3]]
     ]
     sentences.append(_related(scene, difficulty, rng))
     return " ".join(f"{sentences[i]} ." for i in rng.permutation(len(sentences)))
@@ -484,8 +479,7 @@ def _related(scene: Scene, difficulty: float, rng: np.random.Generator) -> str:
     a, b = scene.things[0], scene.things[1]
     if rng.random() < 0.25:
         a, b = (scene.things[i] for i in rng.permutation(len(scene.things))[:2])
-    where = relation(a, b)
-    if where is None:
+    if (where := relation(a, b)) is None:
         return _loose(scene, difficulty, rng)
     first, second = _phrase(a, difficulty, rng), _phrase(b, difficulty, rng)
     if rng.random() < 0.5:

@@ -125,15 +125,13 @@ def log_mel(
         step: from one frame to the next, in seconds.
     """
     length, hop = round(window * rate), round(step * rate)
-    padded = torch.nn.functional.pad(samples, (0, max(0, length - len(samples))))
-    frames = padded.unfold(0, length, hop)
+    frames = torch.nn.functional.pad(samples, (0, max(0, length - len(samples)))).unfold(0, length, hop)
     frames = frames - frames.mean(1, keepdim=True)
     # the first sample has none before it, and is taken for its own
     before = torch.cat([frames[:, :1], frames[:, :-1]], 1)
     weighted = (frames - _EMPHASIS * before) * torch.hann_window(length, periodic=False)
     size = 1 << (length - 1).bit_length()
-    power = torch.fft.rfft(weighted, size).abs() ** 2
-    energies: Tensor = power @ triangles(rate, size, bands)
+    energies: Tensor = torch.fft.rfft(weighted, size).abs() ** 2 @ triangles(rate, size, bands)
     return energies.clamp_min(_FLOOR).log()
 
 

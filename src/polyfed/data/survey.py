@@ -207,8 +207,7 @@ class MaskSurvey:
                 f"{_by(mask.upright)}). If masks were drawn on the stored pixels, take the mark out of the images "
                 "(exiftool -Orientation= -r FOLDER); if on upright images, turn the pixels (mogrify -auto-orient)"
             )
-        others = [(one, mask) for one, mask in pairs if not _same_aspect(one.upright, mask.upright)]
-        if others:
+        if others := [(one, mask) for one, mask in pairs if not _same_aspect(one.upright, mask.upright)]:
             one, mask = others[0]
             raise DataError(
                 f"{self.place}: {len(others)} of {len(pairs)} masks have another aspect than their images, such as "
@@ -296,8 +295,7 @@ class MaskSurvey:
 
     def _require_plain(self) -> None:
         """Refuse masks with transparency, or with colours that do not stand for one value each."""
-        clear = [name for name, one in self.values.items() if one.is_clear]
-        if clear:
+        if clear := [name for name, one in self.values.items() if one.is_clear]:
             raise self._refusal(f"'{clear[0]}' is partly transparent", {})
         meanings: dict[int | str, set[tuple[int, ...]]] = {}
         for one in self.values.values():
@@ -306,8 +304,7 @@ class MaskSurvey:
         plain = sorted(meanings.pop("", ()))
         if plain and (len(plain) > 2 or len(self._all) != 2):
             raise self._refusal(f"colours such as {', '.join(map(str, plain[:3]))} in place of numbers", {})
-        differing = [(number, sorted(colours)) for number, colours in meanings.items() if len(colours) > 1]
-        if differing:
+        if differing := [(number, sorted(colours)) for number, colours in meanings.items() if len(colours) > 1]:
             number, (first, second, *_) = differing[0]
             raise self._refusal(f"palettes that differ: number {number} is {first} and {second}", {})
         grey = [name for name, one in self.values.items() if not one.colours and _used(one)]
@@ -358,8 +355,7 @@ def _values_of(data: bytes) -> MaskFacts:
         elif image.mode not in ("1", "L", "LA") and not image.mode.startswith(("I", "F")):
             channels = np.asarray(image.convert("RGB")).reshape(-1, 3)
             if (channels != channels[:, :1]).any():
-                distinct = np.unique(channels, axis=0)[: _SHOWN + 1]
-                colours = {"": frozenset(map(tuple, distinct.tolist()))}
+                colours = {"": frozenset(map(tuple, np.unique(channels, axis=0)[: _SHOWN + 1].tolist()))}
     try:
         numbers = mask_levels(data, "numbers")
     except ValueError:
@@ -375,8 +371,7 @@ def _names_of(last: int, *, is_ignored: bool) -> str:
 
 def _used(facts: MaskFacts) -> list[int]:
     """Values of a mask except 0."""
-    levels = facts.grey if facts.numbers is None else facts.numbers
-    return [value for value in np.flatnonzero(levels).tolist() if value]
+    return [value for value in np.flatnonzero(facts.grey if facts.numbers is None else facts.numbers).tolist() if value]
 
 
 def _same_aspect(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -35,8 +35,7 @@ from polyfed.deploy.folders import (
     read_public,
 )
 from polyfed.deploy.host import Announced, demands_of, read_plan, unlike
-from polyfed.deploy.roster import own_roster
-from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings
+from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings, own_roster
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.data import OpenedData
@@ -252,8 +251,7 @@ def _check_expected(data: OpenedData, source: str, expected: ExpectedData) -> It
         yield Finding("ok", what, "columns, classes, number of items and language")
     for key in ("columns", "classes", "items", "language"):
         own, wanted = getattr(here, key), getattr(expected, key)
-        is_near = key == "items" and wanted <= 2 * own <= 4 * wanted
-        if own != wanted and not is_near:
+        if own != wanted and not (key == "items" and wanted <= 2 * own <= 4 * wanted):
             level: Level = "error" if key in ("columns", "classes") else "warning"
             shown = [value or "English, or no texts" if key == "language" else value for value in (own, wanted)]
             yield Finding(level, what, f"{key}: found {shown[0]}, expected {shown[1]}", remedy)
@@ -278,8 +276,7 @@ def _check_holding(population: Population, member: Member) -> Iterator[Finding]:
 
 def _check_public(population: Population, config: SiteConfig) -> Iterator[Finding]:
     """The public set is here, in the agreed order, and disjoint from the private data."""
-    public = population.public
-    if public is None:
+    if (public := population.public) is None:
         yield Finding("ok", "public set", "none")
         return
     samples = len(public.samples({}))
@@ -440,8 +437,7 @@ def _size(
     if not issubclass(content, Representations):
         of = "of public samples" if issubclass(content, PublicRows) else "named tensors"
         return f"{KIND_KEYS.get(content, content.label)}: {of}, in a size set by the method"
-    samples = population.public_samples(member.views)
-    if samples is None:
+    if (samples := population.public_samples(member.views)) is None:
         return "of the public set, which is missing"
     exchange = getattr(plan.algorithm, "public", None)
     drawn = exchange.samples if isinstance(exchange, PublicExchange) else None

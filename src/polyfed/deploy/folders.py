@@ -335,8 +335,7 @@ def _signed(
 
 def fingerprint(public: str) -> str:
     """Fingerprint of a public key, an OpenSSH line, as ``ssh-keygen -l`` shows it: to compare over the phone."""
-    digest = sha256(b64decode(public.split()[1])).digest()
-    return "SHA256:" + b64encode(digest).decode().rstrip("=")
+    return "SHA256:" + b64encode(sha256(b64decode(public.split()[1])).digest()).decode().rstrip("=")
 
 
 @lru_cache(maxsize=1024)

@@ -19,8 +19,7 @@ from polyfed.core.settings import is_import_path, parse_settings
 from polyfed.core.untrusted import read_json
 from polyfed.deploy.engines.flower_node import Host, read_spec
 from polyfed.deploy.folders import SiteFolder
-from polyfed.deploy.roster import identity_of
-from polyfed.deploy.settings import ProtectionDemands, SiteConfig
+from polyfed.deploy.settings import ProtectionDemands, SiteConfig, identity_of
 from polyfed.engines.outgoing import SiteTerms
 from polyfed.engines.run_spec import OF_A_RUN, RunSpec
 from polyfed.engines.site import Site
@@ -114,8 +113,7 @@ def require_allowed(spec: str, config: SiteConfig) -> None:
 def _importable(content: object) -> Iterator[str]:
     if isinstance(content, str) and is_import_path(content):
         yield content
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    for part in parts:
+    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         yield from _importable(part)
 
 

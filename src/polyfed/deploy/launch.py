@@ -209,8 +209,7 @@ class _Launch:
         self._run = str(answer["run-id"])
         out = Path(launch.out)
         follow(self.folder / PROGRESS, self._callbacks, out, finished=self._is_over)
-        outcome = ServedOutcome.read(self.folder)
-        if outcome is None:
+        if (outcome := ServedOutcome.read(self.folder)) is None:
             raise RunError(
                 f"{self._gone}; all complete rounds are safe: start the server again and continue with "
                 f"'polyfed resume {launch.out}'"

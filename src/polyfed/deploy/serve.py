@@ -15,7 +15,7 @@ from polyfed.core.errors import PolyfedError, RunError
 from polyfed.deploy import flower_programs as programs
 from polyfed.deploy.check_network import ask
 from polyfed.deploy.engines.flower_pull import largest_message
-from polyfed.deploy.flower_programs import Link
+from polyfed.deploy.flower_programs import Link, Processes, stopping
 from polyfed.deploy.folders import (
     ServerFolder,
     SiteFolder,
@@ -27,7 +27,6 @@ from polyfed.deploy.folders import (
     write_new,
 )
 from polyfed.deploy.gate import Signatures, answering, caddyfile, require_authentication
-from polyfed.deploy.processes import Processes, stopping
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings
 
 _Report = Callable[[str], None]
@@ -83,11 +82,10 @@ def server_commands(server: ServerFolder, address: ServerAddress) -> dict[str, S
     Raises:
         RunError: a program is missing.
     """
-    gate = [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"]
     return {
         "SuperLink": programs.superlink_command(server, address),
         "SuperExec": programs.superexec_command(server, address),
-        "gate": gate,
+        "gate": [programs.program("caddy"), "run", "--config", str(server.gate), "--adapter", "caddyfile"],
     }
 
 

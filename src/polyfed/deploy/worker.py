@@ -95,8 +95,7 @@ def receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], list[Fram
     """Content and frames from ``send``."""
     content = json.loads(connection.recv_bytes())
     layout = content.pop("layout")
-    frames = [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
-    return content, frames
+    return content, [Frame(str(header), [_read(connection, int(size)) for size in sizes]) for header, sizes in layout]
 
 
 def _read(connection: Connection[Any, Any], size: int) -> memoryview:
@@ -105,8 +104,7 @@ def _read(connection: Connection[Any, Any], size: int) -> memoryview:
     start = -memory.ctypes.data % _BOUNDARY
     received = left = memory[start : start + size].data
     while left:
-        count = os.readv(connection.fileno(), [left])
-        if not count:
+        if not (count := os.readv(connection.fileno(), [left])):
             raise EOFError
         left = left[count:]
     return received

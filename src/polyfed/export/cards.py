@@ -37,12 +37,13 @@ def model_card(records: RunRecords, config: Mapping[str, Any], recipes: Mapping[
         "tags": ["polyfed", "federated-learning", "multimodal", *([method] if method else []), *config["modalities"]],
     }
     metrics = measured_in(records, number := int(config["round"]))
-    template = markdown_templates().get_template("card.md.j2")
     return (
         "---\n"
         + yaml.safe_dump(meta, sort_keys=False)
         + "---\n\n"
-        + template.render(
+        + markdown_templates()
+        .get_template("card.md.j2")
+        .render(
             config=config,
             version=__version__,
             method=method,

@@ -182,8 +182,7 @@ def _write_tokenizer(length: int, vocabulary: Vocabulary, path: Path, fixed_leng
 
     assert vocabulary.pipeline is not None
     pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline.to_str())  # the view goes on using its own
-    direction = (pipeline.truncation or {}).get("direction", "right")
-    pipeline.enable_truncation(length, direction=direction)
+    pipeline.enable_truncation(length, direction=(pipeline.truncation or {}).get("direction", "right"))
     pipeline.enable_padding(pad_id=vocabulary.pad, pad_token=vocabulary.tokens[vocabulary.pad], length=fixed_length)
     pipeline.save(str(path))
 

@@ -83,8 +83,7 @@ class AlignerSettings(Settings):
         # uses the encoder up: its projection is gone from here on
         trunk, width = encoder.split()
         # one for about every 64 channels, a number that divides the width
-        fitting = (count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
-        heads = self.heads or next(fitting)
+        heads = self.heads or next(count for count in range(max(1, width // 64), 0, -1) if width % count == 0)
         if width % heads:
             raise ConfigError(f"model.aligner.heads {heads} does not divide the width {width} of '{modality}'")
         norm = self.norm.get(modality, "pre") if isinstance(self.norm, dict) else self.norm
@@ -145,8 +144,7 @@ class Aligner(nn.Module):
             if number == len(self.layers):  # after it: autocast must not remember what no_grad casts
                 attention = _shares(layer, tokens, mask)
             tokens = made
-        positions = local(tokens[:, 1:])
-        return Detail(self.head(tokens[:, 0]), positions, None if mask is None else mask[:, 1:], attention)
+        return Detail(self.head(tokens[:, 0]), local(tokens[:, 1:]), None if mask is None else mask[:, 1:], attention)
 
 
 @torch.no_grad()

@@ -117,8 +117,7 @@ class DropPath(nn.Module):
         if not self.training or self.rate == 0:
             return x
         # one draw for each sample, whatever the width: a branch is dropped as a whole
-        kept = x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
-        return x * (kept / (1 - self.rate))
+        return x * (x.new_empty(x.shape[0], *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate) / (1 - self.rate))
 
 
 class TransformerBlock(nn.Module):

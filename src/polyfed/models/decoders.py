@@ -49,8 +49,7 @@ class GridDecoder(nn.Module):
         super().__init__()
         _require_widths(widths)
         self.size = size
-        pairs = zip([channels, *widths[:-1]], widths, strict=True)
-        self.stages = nn.ModuleList(Stage(*pair, norm) for pair in pairs)
+        self.stages = nn.ModuleList(Stage(*pair, norm) for pair in zip([channels, *widths[:-1]], widths, strict=True))
         self.logits = nn.Conv2d(widths[-1], outputs, 1)
 
     def forward(self, maps: Maps) -> Float[Tensor, "b outputs size size"]:

@@ -105,8 +105,7 @@ class _Branch(nn.Module):
         self.norm2 = PositionNorm(dim)
 
     def forward(self, x: Float[Tensor, "b *l d"], mask: Bool[Tensor, " b *l"] | None) -> Float[Tensor, "b *l d"]:
-        inner = F.relu(self.norm1(self.down(x), mask))
-        out: Tensor = self.norm2(self.up(inner), mask)
+        out: Tensor = self.norm2(self.up(F.relu(self.norm1(self.down(x), mask))), mask)
         return out
 
 
@@ -176,8 +175,7 @@ def match_positions(
         raise ValueError(f"mask of {mask.shape[1]} positions for a map of {length}; pass the mask of that map")
     if g_mask is not None or mask is not None:
         inputs = torch.ones_like(g[..., 0], dtype=torch.bool) if g_mask is None else g_mask
-        outputs = inputs.new_ones(len(g), length) if mask is None else mask
-        return _windows(inputs, outputs).to(g.dtype) @ g
+        return _windows(inputs, inputs.new_ones(len(g), length) if mask is None else mask).to(g.dtype) @ g
     if g.shape[1] == length:
         return g
     side, wanted = math.isqrt(g.shape[1]), math.isqrt(length)
@@ -292,8 +290,7 @@ class FusionGuidance:
 
     def of_samples(self, modality: str, index: Int64[Tensor, " b"]) -> SampleFeatures:
         """Features of the samples at ``index``; encoded now unless ``compute`` has done so."""
-        table = self.tables.get(modality)
-        if table is None:
+        if (table := self.tables.get(modality)) is None:
             return self.encoded(modality, self.samples.rows[modality][index.cpu()])
         if modality not in self._inverse_index:  # where the table is, so that a step need not wait for a GPU
             inverse_index = torch.searchsorted(self._distinct(modality), self.samples.rows[modality])
@@ -301,11 +298,9 @@ class FusionGuidance:
         return table.at(self._inverse_index[modality][index.to(table.values.device)])
 
     def of_rows(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
-        table = self.tables.get(modality)
-        if table is None:
+        if (table := self.tables.get(modality)) is None:
             return self.encoded(modality, rows)
-        index = torch.searchsorted(self._distinct(modality), rows.cpu())
-        return table.at(index.to(table.values.device))
+        return table.at(torch.searchsorted(self._distinct(modality), rows.cpu()).to(table.values.device))
 
     @torch.no_grad()
     def encoded(self, modality: str, rows: Int64[Tensor, " b"]) -> SampleFeatures:
@@ -403,8 +398,7 @@ def of_batch(guidance: FusionGuidance, batch: Batch) -> tuple[Partner, Batch]:
         x, index = batch.inputs[modality], batch.index
         if len(chosen) < len(batch):  # the samples that have the modality
             x, index = x[chosen], index[chosen]
-        is_guided = modality in guidance.samples.modalities
-        return x, guidance.of_samples(modality, index) if is_guided else None
+        return x, guidance.of_samples(modality, index) if modality in guidance.samples.modalities else None
 
     return partner, replace(batch, inputs=dict.fromkeys(batch.inputs, positions))
 
@@ -429,7 +423,6 @@ def of_rows(guidance: FusionGuidance, samples: Samples) -> tuple[Partner, Sample
 
     def partner(modality: str, rows: Tensor) -> tuple[Tensor, SampleFeatures | None]:
         x = inputs[modality](rows.cpu()).to(device, non_blocking=True)
-        is_guided = modality in guidance.samples.modalities
-        return x, guidance.of_rows(modality, rows) if is_guided else None
+        return x, guidance.of_rows(modality, rows) if modality in guidance.samples.modalities else None
 
     return partner, replace(samples, inputs=numbered)

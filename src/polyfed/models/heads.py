@@ -169,6 +169,5 @@ class FusedHead(nn.Module):
         return torch.cat({"product": product, "concat": normed, "both": normed + product}[self.fusion], dim=1)
 
     def forward(self, embeddings: Sequence[Float[Tensor, "b d"]]) -> Float[Tensor, "b answers"]:
-        hidden = F.gelu(self.hidden(self.dropout(self.fuse(embeddings))))
-        logits: Tensor = self.output(self.dropout(hidden))
+        logits: Tensor = self.output(self.dropout(F.gelu(self.hidden(self.dropout(self.fuse(embeddings))))))
         return logits

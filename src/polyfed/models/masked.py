@@ -154,5 +154,4 @@ def reconstruction_loss(
     if normalise:
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
         patches = (patches - mean) / (variance + EPS).sqrt()
-    errors = (predicted - patches).square().mean(-1)
-    return errors.masked_fill(~hidden, 0).sum() / hidden.sum()
+    return (predicted - patches).square().mean(-1).masked_fill(~hidden, 0).sum() / hidden.sum()

@@ -70,8 +70,7 @@ def last_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float
     tensor([[3.]])
     """
     # gathered, not indexed row by row: no length is fetched from the device
-    index = (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1])
-    return x.gather(1, index).squeeze(1)
+    return x.gather(1, (lengths - 1).view(-1, 1, 1).expand(-1, 1, x.shape[-1])).squeeze(1)
 
 
 def reversed_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> Float[Tensor, "b l c"]:
@@ -82,8 +81,7 @@ def reversed_valid(x: Float[Tensor, "b l c"], lengths: Int64[Tensor, " b"]) -> F
     """
     position = torch.arange(x.shape[1], device=x.device)
     mirrored = lengths.unsqueeze(1) - 1 - position
-    index = torch.where(mirrored >= 0, mirrored, position)
-    return x.gather(1, index.unsqueeze(-1).expand_as(x))
+    return x.gather(1, torch.where(mirrored >= 0, mirrored, position).unsqueeze(-1).expand_as(x))
 
 
 def trimmed(tokens: Int64[Tensor, "b l"], pad: int) -> Int64[Tensor, "b m"]:
@@ -214,8 +212,7 @@ class PIE(nn.Module):
         A row without a valid position attends evenly, so it stays finite.
         """
         attention = self.attention(local, mask)
-        attended = (attention.unsqueeze(1) @ local).squeeze(1)
-        embedding: Tensor = self.norm(out + torch.sigmoid(self.fc(attended)))
+        embedding: Tensor = self.norm(out + torch.sigmoid(self.fc((attention.unsqueeze(1) @ local).squeeze(1))))
         return embedding
 
     def attention(self, local: Float[Tensor, "b l c"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l"]:

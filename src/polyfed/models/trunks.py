@@ -82,8 +82,7 @@ def before(body: nn.Module, last: int) -> list[nn.Module]:
         ConfigError: there are fewer layers; see ``layers_path`` too.
     """
     layers = _layers(body)
-    names = ("embeddings", *_BEFORE)
-    parts = [part for name in names if (part := getattr(body, name, None)) is not None]
+    parts = [part for name in ("embeddings", *_BEFORE) if (part := getattr(body, name, None)) is not None]
     parts += [part for name, part in body.named_modules() if name.endswith(_SHARED)]
     return [*parts, *layers[: _first(layers, last)]]
 
@@ -169,8 +168,7 @@ class PromptPositions(NamedTuple):
 
     def among(self, x: Tensor, value: float) -> Tensor:
         """Columns of a value among those of x [b, l]."""
-        filling = x.new_full((len(x), self.length), value)
-        return torch.cat([x[:, : self.at], filling, x[:, self.at :]], dim=1)
+        return torch.cat([x[:, : self.at], x.new_full((len(x), self.length), value), x[:, self.at :]], dim=1)
 
     def left_out(self, hidden: Float[Tensor, "b m c"]) -> Float[Tensor, "b l c"]:
         return torch.cat([hidden[:, : self.at], hidden[:, self.at + self.length :]], dim=1)

@@ -90,8 +90,7 @@ class Momentum(ServerOptimizer):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="beta, decay of the velocity")
 
     def follow(self, old: Tensor, new: Tensor, momenta: Momenta) -> Tensor:
-        velocity = momenta.get("velocity", old).mul_(self.momentum).add_(old - new)
-        return old.sub(velocity, alpha=self.lr)
+        return old.sub(momenta.get("velocity", old).mul_(self.momentum).add_(old - new), alpha=self.lr)
 
 
 class Adagrad(ServerOptimizer):

@@ -37,8 +37,7 @@ class Partition(Settings):
     @field_validator("of")
     @classmethod
     def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        twice = [name for name in value if value.count(name) > 1]
-        if twice:
+        if twice := [name for name in value if value.count(name) > 1]:
             raise ValueError(f"column '{twice[0]}' is named {value.count(twice[0])} times; name it once")
         return value
 
@@ -79,8 +78,7 @@ class Partition(Settings):
             units, members = grouped(groups.numpy(force=True), classes)
         self.require(clients, units.items, units)
         # one number, however many the partition draws: later draws stay the same
-        seed = int(torch.randint(2**63 - 1, (1,), generator=generator))
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(int(torch.randint(2**63 - 1, (1,), generator=generator)))
         parts = self.assign(units, clients, rng)
         least = min(int(units.sizes[part].sum()) for part in parts)
         if least < self.smallest():  # groups may leave less to a client than single items would
@@ -168,8 +166,7 @@ class Units:
         """
         sizes = self.sizes[order]
         # counted in items before each unit; the smaller of two middles for even sizes
-        middles = np.cumsum(sizes) - sizes + (sizes - 1) // 2
-        return np.split(order, np.searchsorted(middles, ends, side="left"))
+        return np.split(order, np.searchsorted(np.cumsum(sizes) - sizes + (sizes - 1) // 2, ends, side="left"))
 
     def cut_evenly(self, order: Indices, pieces: int) -> list[Indices]:
         quotient, remainder = divmod(int(self.sizes[order].sum()), pieces)
@@ -349,8 +346,7 @@ class Shards(Partition):
         """See ``Partition``; also needs as many shards as clients get, and no more than items."""
         super().require(clients, items, units)
         needed, there = clients * self.per_client, items if units is None else len(units)
-        total = self.total or needed
-        if total < needed:
+        if (total := self.total or needed) < needed:
             given = f"total={total}, but {clients} clients with per_client={self.per_client} need {needed}"
             raise ConfigError(f"partition 'shards': {given}; raise total")
         if there is not None and total > there:

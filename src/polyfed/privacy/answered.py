@@ -75,8 +75,7 @@ class AnsweredAsks:
             with FileLock(path.with_suffix(".lock")):
                 known = dict(self._load(request.client))
                 self._require_same(known, request, asked)
-                before = known.get(key)
-                if before is not None:
+                if (before := known.get(key)) is not None:
                     asked = replace(asked, **{k: value for k, value in asdict(before).items() if not getattr(asked, k)})
                 if asked != before:
                     content = {name: asdict(ask) for name, ask in (known | {key: asked}).items()}

@@ -279,8 +279,7 @@ class PrivacyGuard:
         samples = self.settings.samples
         if samples is None or cost is None:
             return None
-        key = keyed_digest(self._secret, b"samples", digest, self._protection)
-        return PrivateTraining(samples, key, cost, blank)
+        return PrivateTraining(samples, keyed_digest(self._secret, b"samples", digest, self._protection), cost, blank)
 
     @property
     def _protection(self) -> bytes:

@@ -161,8 +161,7 @@ def _noise_on(sent: SentField, privacy: PrivacySettings) -> str:
     if privacy.samples is not None:
         return "trained with noise (DP-SGD)"
     assert privacy.reply is not None
-    clips = sorted({privacy.reply.clips[bundle] for bundle in sent.tensors})
-    norms = " or ".join(f"{clip:g}" for clip in clips)
+    norms = " or ".join(f"{clip:g}" for clip in sorted({privacy.reply.clips[bundle] for bundle in sent.tensors}))
     return f"with noise: clipped to norm {norms}, noise multiplier {privacy.reply.noise_multiplier:.3g}"
 
 

@@ -53,9 +53,8 @@ def training_cost(
     protection: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None
 ) -> PrivacyCost:
     """Cost of this much training on this many samples; a pass has as many steps as one over batches."""
-    rate = min(1.0, batch / samples)
     number = epochs * math.ceil(samples / batch) if steps is None else steps
-    return PrivacyCost(protection.noise_multiplier, rate, number)
+    return PrivacyCost(protection.noise_multiplier, min(1.0, batch / samples), number)
 
 
 def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
@@ -71,8 +70,7 @@ def require_per_sample(task: Task, model: nn.Module, who: str) -> None:
         )
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    mixing = [name for name in norms if not {f"{name}.weight", f"{name}.bias"}.isdisjoint(trained)]
-    if mixing:
+    if mixing := [name for name in norms if not {f"{name}.weight", f"{name}.bias"}.isdisjoint(trained)]:
         raise ConfigError(
             f"privacy.samples: '{mixing[0]}' of {who}'s model is a batch norm, which mixes samples; set `norm: group` "
             "(resnet), choose encoders with layer norms or none (blocks, vit, transformer, bag, gru, "
@@ -219,11 +217,10 @@ class PerSampleGradients:
         return {name: value.new_zeros(count, *value.shape) for name, value in self._trained.items()}
 
     def _alike(self, batch: Batch) -> dict[str, Tensor]:
-        weights = {name: value.detach() for name, value in self._trained.items()}
         content = dict(vars(batch.to(self.participant.device)))
         with by_sample(self._module):
             gradients: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0), randomness="different")(
-                weights, content
+                {name: value.detach() for name, value in self._trained.items()}, content
             )
         return gradients
 
@@ -241,8 +238,7 @@ def _without_gaps(batch: Batch, index: Tensor) -> Batch:
     """The samples at ``index``, which lack the same modalities, with the inputs that they have."""
     chosen = batch.each(lambda column: column[index])
     lacking = [name for name, mask in chosen.present.items() if not bool(mask.any())]
-    inputs = {name: x for name, x in chosen.inputs.items() if name not in lacking}
-    return replace(chosen, inputs=inputs, present={})
+    return replace(chosen, inputs={name: x for name, x in chosen.inputs.items() if name not in lacking}, present={})
 
 
 class _LossModule(nn.Module):

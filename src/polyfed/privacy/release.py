@@ -37,8 +37,7 @@ def released(content: Payload, received: Payload, protection: ReplyProtection, k
         raise PayloadError(f"'{unknown}' in the reply is a number that differential privacy does not cover")
     fields = dict(content.fields) | ({EXAMPLES: samples} if EXAMPLES in content.scalars else {})
     for name, bundle in content.bundles.items():
-        clip = protection.clips.get(type(bundle))
-        if clip is None:
+        if (clip := protection.clips.get(type(bundle))) is None:
             raise PayloadError(f"'{name}' in the reply ({bundle.label}) has no clipping norm in privacy.reply")
         own = keyed_digest(key, name.encode())
         if isinstance(bundle, Weights):

@@ -219,12 +219,10 @@ class GeometricMedian(RobustRule):
         """Weights a of the clients, of sum 1, from the squared distances between them."""
         n = len(squared)
         a = torch.full((n,), 1 / n, dtype=torch.float64)
-        apart = squared[~torch.eye(n, dtype=torch.bool)]
-        floor = _SMOOTHING * float(apart.median().sqrt()) if n > 1 else 0.0
+        floor = _SMOOTHING * float(squared[~torch.eye(n, dtype=torch.bool)].median().sqrt()) if n > 1 else 0.0
         floor = floor or _SMOOTHING  # 0 where most clients are at one point, which is where the steps go
         for _ in range(self.steps):
-            distances = (squared @ a - a @ squared @ a / 2).clamp_min(0).sqrt()
-            new = 1 / distances.clamp_min(floor)
+            new = 1 / (squared @ a - a @ squared @ a / 2).clamp_min(0).sqrt().clamp_min(floor)
             new = new / new.sum()
             moved, a = float((new - a).abs().max()), new
             if moved < 1e-12:

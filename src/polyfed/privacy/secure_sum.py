@@ -94,8 +94,7 @@ class FixedPoint:
         return values * (self._limit(like) / 2.0 ** (self.bits - 2) / share)
 
     def _limit(self, dtype: np.dtype[Any]) -> float:
-        is_floating = np.issubdtype(dtype, np.floating)
-        return self.range if is_floating else 2.0 ** (self.bits - 2 - _FRACTION_BITS)
+        return self.range if np.issubdtype(dtype, np.floating) else 2.0 ** (self.bits - 2 - _FRACTION_BITS)
 
 
 def total(words: Sequence[Residues]) -> Residues:

@@ -184,8 +184,7 @@ def uncovered(settings: PrivacySettings, step: str, schema: StepSchema) -> Itera
 
 
 def _obstacle(reply: ReplyProtection | None, name: str, declared: Declared, schema: StepSchema) -> str:
-    kinds = tensor_kinds(declared)
-    if not kinds:
+    if not (kinds := tensor_kinds(declared)):
         return "" if name == EXAMPLES and declared is int else "a number of the client's own"
     if reply is None:  # made of weights that were trained with noise
         return ""

@@ -115,14 +115,12 @@ def plot(run: Run, *names: str) -> FigureSheet:
         return figures[chosen]
     charts = []
     for name in names:
-        own = metric_charts(records, name)
-        if not own:
+        if not (own := metric_charts(records, name)):
             metrics = (metric for one in (SERVER, *records.clients) for metric in records.metric_names(one))
             valid = dict.fromkeys([*metrics, *figures])
             raise ConfigError(f"run '{run.name}' has no metric '{name}'; {nearest(name, valid)}")
         charts += own
-    sheet = sheet_of(f"{run.name}: {', '.join(names)}", charts)
-    if sheet is None:
+    if (sheet := sheet_of(f"{run.name}: {', '.join(names)}", charts)) is None:
         raise ConfigError(f"run '{run.name}' has recorded nothing to plot yet; continue it with polyfed resume")
     return sheet
 

@@ -197,8 +197,7 @@ class ChartLine:
         (line,) = axes.plot(list(self.finite), list(self.finite.values()), color=chart_colour(self.colour))
         width = 0.8 if self.thin else 1.2 if self.dash == "dotted" else 1.8
         line.set(linestyle=self.dash, linewidth=width, alpha=0.6 if self.thin else 1)
-        is_main = not self.thin and self.dash != "dotted"
-        if len(self.finite) == 1 or (is_main and len(self.finite) <= _MARKED_VALUES):
+        if len(self.finite) == 1 or (not self.thin and self.dash != "dotted" and len(self.finite) <= _MARKED_VALUES):
             line.set(marker="o", markersize=4)
 
 

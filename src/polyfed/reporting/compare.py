@@ -242,8 +242,7 @@ def _draw_row(left: Axes, right: Axes, labels: Sequence[str], curves: Sequence[_
 
 
 def _curve(run: RunRecords, participant: str, metric: str, split: str) -> dict[int, float]:
-    members = {SERVER: (SERVER,), **run.groups}.get(participant, ())
-    series = [run.series(member, metric, split) for member in members]
+    series = [run.series(member, metric, split) for member in {SERVER: (SERVER,), **run.groups}.get(participant, ())]
     # not every client is measured in every round
     return {number: finite_mean(values) for number, values in values_by_round(series, carry=True).items()}
 

@@ -69,8 +69,7 @@ class Shelf:
         encoder, batches = model.encoders[self.modality], torch.split(torch.arange(len(self.values)), _BATCH)
         inputs = self.open(encoder.view)
         with torch.inference_mode():
-            parts = [encoder.represent(inputs(rows)).cpu() for rows in batches]
-        return np.asarray(torch.cat(parts))
+            return np.asarray(torch.cat([encoder.represent(inputs(rows)).cpu() for rows in batches]))
 
     def entry(
         self, index: int, similarity: float = 1.0, right: bool = False, *, playable: bool = False
@@ -195,8 +194,7 @@ class Retrieval:
             yield {"participant": self.viewer.name, "direction": f"{asked} to {given}", **shares}
 
     def _hits(self, when: str, asked: str, given: str) -> Bool[np.ndarray, " n"]:
-        scores = self._scores[when, asked, given]
-        first = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
+        first = np.argsort(-self._scores[when, asked, given], axis=1, kind="stable")[:, : self.k]
         hits: Bool[np.ndarray, " n"] = (self.shelves[given].items[first] == self.shelves[asked].items[:, None]).any(1)
         return hits
 
@@ -305,8 +303,7 @@ def _row(value: Any) -> str:
 
 def envelope(samples: Float[np.ndarray, " n"]) -> str:
     """A small image of a recording's loudness over time as a data URI."""
-    parts = np.array_split(np.abs(samples), _SIDE)
-    heights = np.array([part.max() if part.size else 0.0 for part in parts])
+    heights = np.array([part.max() if part.size else 0.0 for part in np.array_split(np.abs(samples), _SIDE)])
     rows = np.abs(np.linspace(-1, 1, _SIDE // 2))[:, None]
     pixels = np.where(rows <= heights / max(float(heights.max()), 1e-6), 60, 255).astype(np.uint8)
     return _png(Image.fromarray(pixels))
@@ -327,8 +324,7 @@ def _test_split(run: Run) -> Split:
     federation, experiment = run.federation, run.experiment
     if experiment.server is not None:
         return federation.data.split(experiment.server.source, experiment.server.test_split)
-    groups = [group for group in experiment.clients.values() if group.test_split is not None]
-    if not groups:
+    if not (groups := [group for group in experiment.clients.values() if group.test_split is not None]):
         raise RunError(f"no participant of '{run.folder}' has test data to retrieve; set test_split of a group")
     chosen = max(groups, key=lambda group: len(group.models[0].encoders))
     return federation.data.split(chosen.source, str(chosen.test_split))
@@ -385,7 +381,6 @@ def _queries(
 ) -> Iterator[dict[str, object]]:
     """Queries of a modality, spread over the shelf, with the retrievals of each participant."""
     shelf = shelves[modality]
-    indices = np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)
-    for index in map(int, indices):
+    for index in map(int, np.linspace(0, len(shelf.values) - 1, min(count, len(shelf.values))).round().astype(int)):
         rows = [row for each in shown for row in each.rows(modality, index)]
         yield {"asked": shelf.entry(index, playable=True), "rows": rows}

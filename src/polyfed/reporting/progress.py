@@ -124,8 +124,7 @@ class RunState(Callback):
         group = SERVER if event.participant == SERVER else "clients"
         for name in quality_names([event.metrics]):
             by_round = self.metrics.setdefault((group, event.kind, name), {})
-            by_client = self.chances.setdefault((group, event.kind, name), {})
-            by_client[event.participant] = chance_of(name, event.metrics)
+            self.chances.setdefault((group, event.kind, name), {})[event.participant] = chance_of(name, event.metrics)
             by_round.setdefault(event.round, {})[event.participant] = event.metrics[name]
             for number in sorted(by_round)[:-2]:
                 del by_round[number]
@@ -157,8 +156,7 @@ class RunState(Callback):
         """Remaining seconds if the remaining rounds are like the latest; None before the first is complete."""
         if not self.complete or not self.rounds:
             return None
-        latest = [self.complete[number].seconds or 0.0 for number in sorted(self.complete)[-_WINDOW:]]
-        a_round = finite_mean(latest)
+        a_round = finite_mean([self.complete[number].seconds or 0.0 for number in sorted(self.complete)[-_WINDOW:]])
         return max(0.0, (self.rounds - self.round + self.running) * a_round - min(self._spent, a_round))
 
     @property
@@ -177,8 +175,7 @@ class RunState(Callback):
     @property
     def work_in_words(self) -> str:
         """Current work with its participant, progress and time; empty without a report."""
-        work = self.work
-        if work is None:
+        if (work := self.work) is None:
             return ""
         far = f" {work.done:,} of {work.total:,}" if work.total else ""
         return f"{work.participant or 'preparing'}: {work.what}{far}, {max(0.0, self.clock() - self._work_began):.0f} s"
@@ -196,8 +193,7 @@ class RunState(Callback):
         for metric in sorted(self.metrics, key=rank):
             by_round = self.metrics[metric]
             finite = [finite_values(by_round[number]).values() for number in sorted(by_round)]
-            means = [finite_mean(values) if values else math.nan for values in finite]
-            if means:
+            if means := [finite_mean(values) if values else math.nan for values in finite]:
                 yield metric, means[-1], means[-1] - means[-2] if len(means) > 1 else math.nan
 
 

@@ -253,6 +253,5 @@ def _size_bars(title: str, held: run_tables.Holdings, colour: int) -> BarRows:
             rows[client].append(BarPart(also, "samples in addition", colour, 0.45))
         items = f"{holding.items:,} items, " if holding.items != holding.samples else ""
         amounts[client] = f"{items}{holding.samples:,}{' samples' if items else ''}"
-    additional = any(holding.also for holding in held.values())
     legend = [LegendEntry("samples", colour, "area"), LegendEntry("samples in addition", colour, "band")]
-    return BarRows(title, rows, amounts, "samples", legend if additional else ())
+    return BarRows(title, rows, amounts, "samples", legend if any(holding.also for holding in held.values()) else ())

@@ -466,8 +466,7 @@ def _partition_notes(held: Holdings) -> Iterator[str]:
     if first.left_out:
         items = ", ".join(f"{number:,} without {column}" for column, number in first.left_out.items())
         yield f"Left out of '{first.source}' {first.split}: {items}."
-    missing = sum((Counter(holding.missing) for holding in held.values()), Counter[str]())
-    if missing:
+    if missing := sum((Counter(holding.missing) for holding in held.values()), Counter[str]()):
         without = ", ".join(f"{number:,} without {name}" for name, number in sorted(missing.items()))
         yield f"Of the items of '{first.source}' {first.split}: {without}."
     if parts := [holding.also for holding in held.values() if holding.also]:

@@ -120,9 +120,8 @@ class _WandBWriter(SinkWriter):
 
     def write(self, records: Sequence[Record]) -> None:
         number = records[0]["round"]
-        points = {"round": number, **round_points(records, per_client=self.per_client)}
         # its own step too, which a process that resumes the run would count from 0; a step given waits unless committed
-        self.run.log(points, step=number, commit=True)
+        self.run.log({"round": number, **round_points(records, per_client=self.per_client)}, step=number, commit=True)
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))

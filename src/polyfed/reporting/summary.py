@@ -171,8 +171,7 @@ class RunSummary:
     def headline(self) -> Headline | None:
         """The server's main metric, which selected its model; else the clients'. None without any metric."""
         records, metrics = self.records, self.records.metrics(SERVER)
-        metric = main_metric(records, [SERVER])
-        if metric not in metrics:
+        if (metric := main_metric(records, [SERVER])) not in metrics:
             return self.clients_headline
         recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
         most, items = _maximum(metric, metrics), _items(metric, metrics)
@@ -200,8 +199,7 @@ class RunSummary:
         whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
         meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
         value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
-        trials = self._common_trials({*clients}, metric)
-        return Headline("clients", metric, value, chance, meaning, trials, scale=most)
+        return Headline("clients", metric, value, chance, meaning, self._common_trials({*clients}, metric), scale=most)
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
         """Last metrics of the participants with a finite value of one."""
@@ -221,8 +219,7 @@ class RunSummary:
             for client in clients:
                 if client in among and (measured := self._measured([client], metric)):
                     tested.setdefault(split if is_shared else client, []).append(_items(metric, *measured))
-        clients_tested = sum(map(len, tested.values()))
-        if not clients_tested:
+        if not (clients_tested := sum(map(len, tested.values()))):
             return math.nan
         return 1 / sum((len(items) / clients_tested) ** 2 / max(items) for items in tested.values())
 
@@ -413,8 +410,7 @@ class RunSummary:
         """Main metrics of the server and of each group of clients, or of each site, in a few lines."""
         records, table = self.records, self.site_table
         if not table.rows:
-            cards = self.cards
-            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in cards]
+            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in self.cards]
             table = TextTable.of("", rows)
         if len(table.rows) > _MOST_ROWS:
             last = ("... more in the report", *[""] * (len(table.columns) - 1))
@@ -576,8 +572,7 @@ def _items(metric: str, metrics: Metrics) -> float:
     """Test items of a metric; for a recall entries of the smaller gallery, such as images with their captions."""
     if (recall := _recall_of(metric, metrics)) is None:
         return metrics.get("items", metrics.get("n", math.nan))
-    sides = recall.direction.split(" to ")
-    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in sides]
+    galleries = [metrics.get(f"{recall.task}gallery_{side}", math.nan) for side in recall.direction.split(" to ")]
     return math.nan if recall.protocol else min(galleries)
 
 
@@ -650,8 +645,7 @@ def finished_twin(records: RunRecords, algorithm: str) -> RunRecords | None:
 
 def finished_zero_shot(records: RunRecords) -> RunRecords | None:
     """A finished run in the same folder whose server has the same untouched encoders, task, data and seed."""
-    server = _untouched_server(records)
-    if not server:
+    if not (server := _untouched_server(records)):
         return None
 
     def is_twin(other: RunRecords) -> bool:

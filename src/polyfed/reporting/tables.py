@@ -51,9 +51,8 @@ class TextTable:
             drop_empty: True to leave out headings under which no row has a value.
         """
         known = [{head: cell_text(cell) for head, cell in row.items()} for row in rows]
-        heads = dict.fromkeys(chain.from_iterable(known))
         filled = {head for row in known for head, text in row.items() if text not in ("", "-")}
-        columns = [head for head in heads if head in filled or not drop_empty]
+        columns = [head for head in dict.fromkeys(chain.from_iterable(known)) if head in filled or not drop_empty]
         return cls(title, columns, [tuple(row.get(head, "-") for head in columns) for row in known], notes)
 
     def turned(self) -> TextTable:

@@ -84,8 +84,7 @@ def _widths(table: TextTable, width: int) -> list[int]:
     columns = [list(map(plain, column)) for column in zip(table.columns, *table.rows, strict=True)]
     widths = [_narrowest(column, is_label=not index) for index, column in enumerate(columns)]
     widest = [max(map(len, column)) for column in columns]
-    spare = width - _EDGES - _BETWEEN * (len(columns) - 1) - sum(widths)
-    if spare < 0:
+    if (spare := width - _EDGES - _BETWEEN * (len(columns) - 1) - sum(widths)) < 0:
         return []
     while spare and widths != widest:  # the narrowest of those that are wrapped grows
         grows = min((index for index in range(len(widths)) if widths[index] < widest[index]), key=widths.__getitem__)

@@ -410,8 +410,7 @@ def _draw(
         DataError: no split is drawn, and rows are to stay together.
     """
     there = [split for split in _TESTED if bare.has(split)]
-    missing = [split for split in _TESTED if split not in there]
-    if not missing:
+    if not (missing := [split for split in _TESTED if split not in there]):
         if together:
             raise DataError(f"--together {together[0]}: nothing is drawn, as '{path}' names its splits; leave it out")
         return ["splits: those that the data name"]
@@ -526,8 +525,7 @@ class _Look:
     def warnings(self) -> list[str]:
         lines = survey.image_notes(self._pictures[0])
         shown = self.roles.image or self.roles.audio or self.roles.text
-        equal = survey.equal_in_two_splits(self.tables, shown, self._pictures[0]) if shown else []
-        if equal:
+        if equal := survey.equal_in_two_splits(self.tables, shown, self._pictures[0]) if shown else []:
             remedy = "--together contents keeps them in one" if self.is_drawn else "polyfed prepare --drop-duplicates"
             what = f"{len(equal)} equal items of column '{shown}' are in two splits"
             lines.append(f"{what}, such as {equal[0][0]} = {equal[0][1]}; {remedy}")
@@ -561,9 +559,8 @@ def _why_unused(table: SplitTable, name: str, purpose: DataKind) -> str:
     if is_file(dtype):
         return f"--{purpose} has one {'recording' if 'audio' in NEEDS[purpose] else 'image'} per item"
     if is_text(innermost(dtype)):
-        has = "one text" if "text" in NEEDS[purpose] else "no text"
         other = f"; --label {name} makes it the class" if "label" in NEEDS[purpose] else ""
-        return f"--{purpose} has {has} per item{other}"
+        return f"--{purpose} has {'one text' if 'text' in NEEDS[purpose] else 'no text'} per item{other}"
     return "a number; --table learns from numbers" if purpose != "table" else "neither a number nor a name"
 
 
@@ -739,8 +736,7 @@ def require_apart(sources: Iterable[StarterSource], public: StarterSource) -> No
         if source.roles.image is None:
             continue
         images, _ = survey.images_of(source.tables, source.roles.image)
-        shared = [one for one in images if one and one.digest in known]
-        if shared:
+        if shared := [one for one in images if one and one.digest in known]:
             first = f"'{shared[0].name}' is '{known[shared[0].digest]}'"
             what = f"{len(shared)} images of --{source.purpose} are in it as well, such as {first}"
             raise ConfigError(f"--public {public.path}: {what}; take them out of one of the two")
@@ -844,8 +840,7 @@ class Starter:
     @cached_property
     def lengths(self) -> list[int]:
         """Number of tokens of every text."""
-        read = [*self.sources, *([self.public] if self.public else [])]
-        texts = [text for source in read for text in source.texts]
+        texts = [text for source in [*self.sources, *([self.public] if self.public else [])] for text in source.texts]
         if (name := self.encoders.names.get("text")) is not None:
             folder = backbones.locate(name, self.encoders.weights)
             vocabulary = PretrainedTokenizer(path=str(folder)).load("text", DataContext(Path()))
@@ -901,7 +896,6 @@ class Starter:
     def text(self) -> str:
         """The YAML."""
         folder = self.file.absolute().parent
-        scratch = [part for part in modalities_of(self.kinds) if part not in self.encoders.names]
         weights = self.encoders.weights
         every = [*self.sources, *([self.public] if self.public else [])]
         text: str = _template().render(
@@ -910,7 +904,7 @@ class Starter:
             needs=NEEDS,
             encoders=self.encoders,
             tokenizer=self.tokenizer,
-            scratch=scratch,
+            scratch=[part for part in modalities_of(self.kinds) if part not in self.encoders.names],
             common=Counter(self.kinds).most_common(1)[0][0],
             modalities=modalities_of(source.purpose for source in every),
             settings={source.name: flow(source_settings(source, folder)) for source in every},
@@ -960,8 +954,7 @@ def pretrained_modalities(kinds: Iterable[DataKind]) -> list[str]:
 
 def modalities_of(kinds: Iterable[DataKind]) -> list[str]:
     """Modalities that encoders read of such data."""
-    needed = [part for purpose in kinds for part in NEEDS[purpose] if part not in ("label", "mask")]
-    return list(dict.fromkeys(needed))
+    return list(dict.fromkeys(part for purpose in kinds for part in NEEDS[purpose] if part not in ("label", "mask")))
 
 
 def typed_columns(table: SplitTable, apart: Collection[str] = ()) -> pa.Table:

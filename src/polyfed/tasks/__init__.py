@@ -42,6 +42,5 @@ def encoded_rows(
     A sample that lacks the modality has row 0 among rows that then start at 1.
     """
     rows, inverse_index = samples.distinct(modality)
-    present = rows[rows >= 0]
-    blocks = samples.loads(modality, torch.split(present, batch_size))
+    blocks = samples.loads(modality, torch.split(rows[rows >= 0], batch_size))
     return torch.cat([encode(modality, block.to(device)) for block in blocks]), inverse_index.to(device)

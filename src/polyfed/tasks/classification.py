@@ -174,15 +174,13 @@ class Classification(Task):
 
     def usable(self, samples: AnySamples) -> AnySamples:
         """Samples with a modality that is classified by."""
-        wanted = [name for name in samples.inputs if self.modality in (None, name)]
-        return samples.having_any(*wanted)
+        return samples.having_any(*[name for name in samples.inputs if self.modality in (None, name)])
 
     def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
         own = self.classified(model, head, batch)
         if not own.parts:
             return own.batch.no_loss
-        labels = own.batch.targets[self.target].long()
-        loss = margin_cross_entropy(self._logits(model, head, own), labels, self.margin)
+        loss = margin_cross_entropy(self._logits(model, head, own), own.batch.targets[self.target].long(), self.margin)
         if self.separation:
             loss = loss + self.separation * class_separation(self.require_head(head).get_parameter("weight"))
         return loss
@@ -204,8 +202,7 @@ class Classification(Task):
                 f"target '{self.target}' has label {int(outside[0])}, but the head has {classes} classes; set classes "
                 "to the number over all splits"
             )
-        modalities = self._modalities(samples.modalities)
-        samples = self.usable(samples.only(modalities))
+        samples = self.usable(samples.only(self._modalities(samples.modalities)))
         labels = labels if len(labels) == len(samples) else self._labels(samples)
         with evaluating(model, head):
             positions, predicted, losses = self._outcomes(model, head, samples, batch_size)

@@ -26,8 +26,7 @@ def label_ranks(logits: Float[Tensor, "n c"], labels: Int64[Tensor, " n"]) -> In
     >>> label_ranks(torch.tensor([[0.1, 0.9], [0.5, 0.5]]), torch.tensor([1, 0]))  # a tie counts against the model
     tensor([0, 1])
     """
-    true = logits.gather(1, labels[:, None])
-    return logits.shape[1] - 1 - (logits < true).sum(1)
+    return logits.shape[1] - 1 - (logits < logits.gather(1, labels[:, None])).sum(1)
 
 
 def sole_best(logits: Float[Tensor, "n c *pixels"]) -> Int64[Tensor, " n *pixels"]:
@@ -51,8 +50,7 @@ def predictions(
     >>> predictions(logits, labels, label_ranks(logits, labels))
     tensor([1, 1])
     """
-    others = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    return torch.where(ranks == 0, labels, others)
+    return torch.where(ranks == 0, labels, logits.scatter(1, labels[:, None], -torch.inf).argmax(1))
 
 
 def top(ranks: Int64[Tensor, " n"], k: int) -> Float[Tensor, ""]:
@@ -168,8 +166,7 @@ def recall_at(ranks: Int64[Tensor, " n"], cutoffs: Sequence[int]) -> dict[int, f
     >>> recall_at(torch.tensor([0, 3, 7, 1]), cutoffs=(1, 5))
     {1: 25.0, 5: 75.0}
     """
-    below = torch.tensor(cutoffs, dtype=torch.int64, device=ranks.device)[:, None] > ranks
-    hits = below.sum(1).tolist()
+    hits = (torch.tensor(cutoffs, dtype=torch.int64, device=ranks.device)[:, None] > ranks).sum(1).tolist()
     return {cutoff: 100.0 * hit / len(ranks) if len(ranks) else nan for cutoff, hit in zip(cutoffs, hits, strict=True)}
 
 
@@ -208,8 +205,7 @@ def _block_ranks(
     best = own.masked_fill(~owned | own.isnan(), -torch.inf).amax(1, keepdim=True)
     # scores below are counted, not those above: a NaN is neither, and so counts against the model
     below = (scores < best).sum(1, dtype=torch.int32)
-    own_below = ((own < best) & owned).sum(1, dtype=torch.int32)
-    return (scores.shape[1] - positives) - (below - own_below)
+    return (scores.shape[1] - positives) - (below - ((own < best) & owned).sum(1, dtype=torch.int32))
 
 
 Counts = Int[Tensor, "*n classes 3"]
@@ -309,8 +305,7 @@ class TaskScores(dict[str, float]):
         intervals, start = {}, 0
         for name, terms in self.by_item.items():
             # a class without items in a draw is left out of the mean, as in the metric
-            drawn = values[:, start : start + len(terms)].nanmean(1) * len(terms)
-            low, high = drawn.nanquantile(ends).tolist()
+            low, high = (values[:, start : start + len(terms)].nanmean(1) * len(terms)).nanquantile(ends).tolist()
             start += len(terms)
             if low >= high:  # items that are all alike show no spread: no draw differs
                 low, high = (len(terms) * end for end in share_interval(self[name] / len(terms), items))

@@ -210,8 +210,7 @@ class PairTask(Task):
         """Means over folds, whose sizes in items differ by one at most."""
         items = torch.unique(sides[self.between[0]].items)
         if self.fold_seed is not None:
-            order = torch.randperm(len(items), generator=generator(self.fold_seed, "folds"))
-            items = items[order.to(items.device)]
+            items = items[torch.randperm(len(items), generator=generator(self.fold_seed, "folds")).to(items.device)]
         parts = items.tensor_split(folds)
         results = [self._compare({name: side.of(part) for name, side in sides.items()}) for part in parts]
         means = {name: fmean(result[name] for result in results) for name in results[0]}

@@ -108,8 +108,7 @@ class VQA(Task):
         samples = self.usable(samples)
         if len(samples) == 0:
             raise DataError("no questions to answer; enlarge this participant's share of the data")
-        answers = self._answers(samples)
-        if answers != fused.answers:
+        if (answers := self._answers(samples)) != fused.answers:
             raise DataError(
                 f"target '{self.target}' has {answers} answers, but the head has {fused.answers}; evaluate with the "
                 "answers that the model learnt"
@@ -160,8 +159,7 @@ class VQA(Task):
                 f"vqa target '{self.target}' is not among the samples' targets {sorted(samples.targets)}; "
                 "wrap their source in a source 'questions', or set target"
             )
-        names = samples.classes.get(self.target)
-        if not names:
+        if not (names := samples.classes.get(self.target)):
             raise ConfigError(f"target '{self.target}' has no class names; wrap its source in a source 'questions'")
         if self.votes is not None and VOTES not in samples.targets:
             raise ConfigError(
@@ -176,8 +174,7 @@ class VQA(Task):
     ) -> dict[str, float]:
         """Percent of questions with right predictions, and with right guesses."""
         labels, metrics = samples.targets[self.target].long(), {}
-        given_by = {"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})
-        for name, given in given_by.items():
+        for name, given in ({"accuracy": predicted} | ({} if guessed is None else {"prior": guessed})).items():
             given = given.where(given < answers, -1)  # an answer outside the table is always wrong
             metrics[f"{name}{ending}"] = _percent((given == labels) & (given >= 0))
             if self.votes is not None:

@@ -14,7 +14,7 @@ from masked_runs import federation
 from polyfed import run
 from polyfed.data.scenery import captions, png
 from polyfed.data.sources import scenes
-from polyfed.lab.analysis.dry_run import DryRun
+from polyfed.lab.analysis.cost import DryRun
 from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 

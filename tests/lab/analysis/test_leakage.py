@@ -19,11 +19,11 @@ from polyfed.lab.analysis.leakage import (
     Discrimination,
     Leakage,
     MembershipAttack,
+    Simulated,
     run_leakage,
     sample_scores,
     seen_round,
 )
-from polyfed.lab.analysis.simulated import Simulated
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 

@@ -161,7 +161,7 @@ def test_a_run_without_a_server_names_its_clients(local_run: Path) -> None:
 def test_an_interrupted_test_writes_nothing(
     cli: Cli, tiny_run: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyfed.lab.downstream.probes.FewShot.run", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("polyfed.lab.downstream.probe.FewShot.run", Mock(side_effect=KeyboardInterrupt))
     code, _, err = cli(tiny_run, "--suite", small, "--out", "there")
     assert (code, err.splitlines()[-1]) == (130, "interrupted; nothing was written")
     assert not list(Path("there").glob("*"))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.lab.downstream.probe import macro_auroc
-from polyfed.lab.downstream.probes import Labelled, class_scores, stratified
+from polyfed.lab.downstream.probe import Labelled, class_scores, macro_auroc, stratified
 
 
 def stream(seed: int = 0) -> torch.Generator:

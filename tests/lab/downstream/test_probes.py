@@ -11,8 +11,7 @@ from benches import VIT, outcome, values_of
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.core.randomness import generator
 from polyfed.data.sources.scenes import Scenes
-from polyfed.lab.downstream.probe import Bench, Probe
-from polyfed.lab.downstream.probes import FewShot, Gallery, RetrievalProbe, random_blocks, recalls_between
+from polyfed.lab.downstream.probe import Bench, FewShot, Gallery, Probe, RetrievalProbe, random_blocks, recalls_between
 from polyfed.tasks.retrieval import PairRetrieval
 
 FEW = {"source": "scenes", "target": "topic", "shares": [0.1, 1.0], "draws": 2}

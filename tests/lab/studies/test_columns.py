@@ -15,10 +15,9 @@ import polyfed
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import parse_settings
 from polyfed.lab.analysis.cost import round_costs
+from polyfed.lab.studies.columns import metrics
 from polyfed.lab.studies.columns.costs import ClientTraffic, CostTo, CpuSeconds, Holdings, RoundCost
-from polyfed.lab.studies.columns.gauges import Gauge, Recorded
-from polyfed.lab.studies.columns.metrics import Chance, Metric, MetricAt, TimeTo, Together
-from polyfed.lab.studies.columns.models import AnalysisColumn
+from polyfed.lab.studies.columns.metrics import Chance, Gauge, Metric, MetricAt, Recorded, TimeTo, Together
 from polyfed.runs.events import Measured
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run, open_run
@@ -173,7 +172,7 @@ def test_costs_until_validation_is_reached(finished: Run) -> None:
 
 def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> None:
     leakage = {"analysis": "leakage", "figure": "x"}
-    column, other = (AnalysisColumn(**leakage, options=options) for options in ({}, {"samples": 99}))
+    column, other = (metrics.AnalysisColumn(**leakage, options=options) for options in ({}, {"samples": 99}))
     assert column.needs_models
     assert not column.is_at_hand(tmp_path)
     (tmp_path / "analysis").mkdir()
@@ -191,7 +190,7 @@ def test_another_figure_of_a_saved_analysis_needs_no_models(tmp_path: Path) -> N
 )
 def test_analyses_that_cannot_be_are_refused_before_a_run(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AnalysisColumn(figure="x", **settings).require(Experiment.load(tiny_experiment()))
+        metrics.AnalysisColumn(figure="x", **settings).require(Experiment.load(tiny_experiment()))
 
 
 METRICS = {"server": ["image_to_text_r@1", "text_to_image_r@1"], "image": ["accuracy"], "elsewhere": ["dice"]}

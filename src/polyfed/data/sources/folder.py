@@ -409,8 +409,7 @@ class _Reader:
         labels = []
         for path in self.images:
             folders = _folders(path)
-            classes = [name for depth, name in enumerate(folders) if depth != level]
-            if not classes:
+            if not (classes := [name for depth, name in enumerate(folders) if depth != level]):
                 named = f" ('{folders[level]}' is taken for a split)" if level is not None and folders else ""
                 remedy = "add a captions.csv (file_name, caption), a 1.txt for each 1.jpg, or folders of their classes"
                 raise DataError(f"'{self.folder}' has images alone, such as '{path}'{named}; {remedy}")
@@ -467,8 +466,7 @@ class _Reader:
 
     def _splits(self, rows: Rows) -> tuple[str, ...]:
         """Split of each row, by a column, or by files or folders with at least two splits; else empty."""
-        column = self.settings.split_column or SPLIT
-        if column in rows:
+        if (column := self.settings.split_column or SPLIT) in rows:
             return tuple(self._split_of(value, column) for value in rows[column])
         if self.settings.split_column is not None:
             names = [name for name in rows if name not in (_BASE, _LABEL)]
@@ -479,8 +477,7 @@ class _Reader:
         return ()
 
     def _split_of(self, value: object, column: str) -> str:
-        split = self.settings.split_called(str(value))
-        if split is None:
+        if (split := self.settings.split_called(str(value))) is None:
             named = "; ".join(f"{ours}: {', '.join(names)}" for ours, names in self.settings.splits.items())
             valid = named or "train, validation, test"
             what = f"'{value}' is not one of the splits ({valid}); add it to one under `splits`"
@@ -547,8 +544,7 @@ def _finder(images: Sequence[str]) -> Callable[[str, str], str | None]:
             by_name.setdefault(name, []).append(path)
 
     def find(name: str, base: str) -> str | None:
-        wanted = _below(base, name)
-        if wanted in paths:
+        if (wanted := _below(base, name)) in paths:
             return wanted
         folded = _folded(wanted)
         candidates = by_name.get(str(folded)) or by_name.get(folded.name, [])

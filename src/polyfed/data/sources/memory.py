@@ -98,8 +98,7 @@ def image_struct(value: Any) -> dict[str, Any] | None:
 
 def _by_column(data: pa.Table | datasets.Dataset, name: str) -> dict[str, Any]:
     """Rows of each split by the column ``split``; without that column all are ``train``."""
-    columns = data.column_names
-    if _SPLIT not in columns:
+    if _SPLIT not in data.column_names:
         return {"train": data}
     values = np.array((data.column(_SPLIT) if isinstance(data, pa.Table) else pa.array(data[_SPLIT])).to_pylist())
     rows = {str(split): np.flatnonzero(values == split) for split in dict.fromkeys(values.tolist())}
@@ -113,8 +112,7 @@ def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
         return data
     if type(data).__name__ == "DataFrame":
         return _table({str(column): data[column].tolist() for column in data.columns}, name)
-    is_sequence = isinstance(data, Sequence) and not isinstance(data, str)
-    if is_sequence and all(isinstance(row, Mapping) for row in data):
+    if isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data):
         columns = dict.fromkeys(str(key) for row in data for key in row)
         return _table({column: [row.get(column) for row in data] for column in columns}, name)
     wanted = "a datasets.Dataset, a pandas frame, a pyarrow table, a list of dictionaries, or these by split"

@@ -77,8 +77,7 @@ class MimicCxr(TableSource):
     @field_validator("sections")
     @classmethod
     def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        nameless = [name for name in value if not _words(name)]
-        if nameless:
+        if nameless := [name for name in value if not _words(name)]:
             raise ValueError(f"'{nameless[0]}' does not name a section; give words, such as impression")
         return value
 
@@ -160,8 +159,7 @@ class _Release:
                 raise DataError(f"{place}, column '{column}', row {row}: no value; fill it or take the row out")
         table = table.filter(pc.is_in(table["split"], value_set=pa.array(self.splits)))
         if self.settings.views is not None:
-            chosen = pa.array(self.settings.views, pa.string())
-            table = table.filter(pc.is_in(self._views(table), value_set=chosen))
+            table = table.filter(pc.is_in(self._views(table), value_set=pa.array(self.settings.views, pa.string())))
         if not table.num_rows:
             raise DataError(f"{place}: no image of split {' or '.join(self.splits)} fits; check views")
         return table
@@ -169,8 +167,7 @@ class _Release:
     def _views(self, rows: pa.Table) -> pa.Array:
         metadata = self._csv("metadata", {"dicom_id": pa.string(), "ViewPosition": pa.string()})
         views = set(metadata["ViewPosition"].unique().to_pylist()) - {None}
-        missing = [view for view in self.settings.views or () if view not in views]
-        if missing:
+        if missing := [view for view in self.settings.views or () if view not in views]:
             raise DataError(f"source '{self.name}', views: no image has '{missing[0]}'; {nearest(missing[0], views)}")
         return _looked_up(rows["dicom_id"], metadata["dicom_id"], metadata["ViewPosition"])
 
@@ -249,8 +246,7 @@ def _how_to_get(project: str) -> str:
 
 def _looked_up(keys: pa.ChunkedArray, table_keys: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.Array:
     # not a join, which reorders rows
-    rows = pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks())
-    return values.combine_chunks().take(rows)
+    return values.combine_chunks().take(pc.index_in(keys.combine_chunks(), value_set=table_keys.combine_chunks()))
 
 
 def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole", "none"] = "whole") -> str | None:

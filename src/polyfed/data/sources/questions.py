@@ -201,8 +201,7 @@ class Questions(Source):
         names = [rule.name for rule in self.kinds]
         if len(set(names)) < len(names):
             raise ValueError(f"kinds {names} must have different names")
-        taken = sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets))
-        if taken:
+        if taken := sorted({ANSWER, KIND, PRIOR, KIND_PRIOR, VOTES} & set(self.targets)):
             raise ValueError(f"target '{taken[0]}' is made by this source; choose another name for yours")
         return self
 
@@ -246,14 +245,13 @@ class Questions(Source):
         }
         if self.several == "majority":
             values[VOTES] = lambda: _padded([classes.number(one.by_annotator) for one in asked.asked])
-        names = dict.fromkeys(values, classes.names) | {KIND: classes.kind_names}
         # column names that tables do not have
         learnt = *classes.table, train.questions.fingerprint, train.answers.fingerprint
         columns = {f"<{target}>": asked.column(target, learnt, make) for target, make in values.items()}
         return replace(
             inner,
             targets={**inner.targets, **{target: f"<{target}>" for target in values}},
-            classes={**inner.classes, **names},
+            classes={**inner.classes, **(dict.fromkeys(values, classes.names) | {KIND: classes.kind_names})},
             read=lambda column: columns[column] if column in columns else inner.read(column),
         )
 
@@ -283,8 +281,7 @@ def _texts_of(answers: Column) -> Column:
         return answers
     if dtype.get_field_index(_TEXT) < 0:
         raise DataError(f"{answers.where}: holds {dtype}, without a part '{_TEXT}'; name a column of answers")
-    values = struct_part(answers.values, _TEXT)
-    return Column(values, answers.fingerprint, answers.where, is_list(answers.values.type))
+    return Column(struct_part(answers.values, _TEXT), answers.fingerprint, answers.where, is_list(answers.values.type))
 
 
 def _padded(classes: Sequence[Sequence[int]]) -> pa.Array:

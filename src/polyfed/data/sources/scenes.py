@@ -83,9 +83,8 @@ class Scenes(TableSource):
 
 def _generated(recipe: scenery.SceneRecipe, column: str, rows: Sequence[int] | None = None) -> pa.ChunkedArray:
     dtype, _, make = _COLUMNS[column]
-    what = f"generating scenes: {column} ({recipe.split})"
     chosen = range(recipe.count) if rows is None else rows
-    numbers = prepared(what, chosen, len(chosen))
+    numbers = prepared(f"generating scenes: {column} ({recipe.split})", chosen, len(chosen))
     if dtype != IMAGE:
         make = _kept(make)
     return pa.chunked_array([pa.array((make(recipe, number) for number in numbers), dtype)])

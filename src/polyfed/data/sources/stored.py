@@ -93,8 +93,7 @@ class Parquet(StoredSource):
 def _splits(folder: Path, what: str) -> dict[Path, str]:
     """File -> its split, in the order of names."""
     matches = {file: _FILE.fullmatch(file.name) for file in sorted(folder.iterdir())}
-    stored = {file: match["split"] for file, match in matches.items() if match}
-    if not stored:
+    if not (stored := {file: match["split"] for file, match in matches.items() if match}):
         example = "train.parquet or train-00000-of-00002.parquet"
         raise DataError(f"{what}: no file such as {example}; {OTHER_LAYOUTS}")
     return stored
@@ -102,8 +101,7 @@ def _splits(folder: Path, what: str) -> dict[Path, str]:
 
 def _files(stored: Mapping[Path, str], split: str, what: str) -> list[Path]:
     """Files of a split in shard order: shards 0 to n - 1 of n, each once, or a single file."""
-    files = [file for file, own in stored.items() if own == split]
-    if not files:
+    if not (files := [file for file, own in stored.items() if own == split]):
         hint = f"{nearest(split, {*stored.values()})}; or give it a share in `fractions`"
         raise DataError(f"{what}: no split '{split}'; {hint}")
     shards = [match for file in files if (match := _FILE.fullmatch(file.name))]
@@ -137,9 +135,8 @@ class ParquetShards:
         """The first file's columns with types common to all files; without one, reading the column fails."""
         schema = self.schemas[0]
         for place, field in enumerate(schema):
-            dtypes = [other.field(field.name).type for other in self.schemas if field.name in other.names]
             common = field.type
-            for dtype in dtypes:
+            for dtype in [other.field(field.name).type for other in self.schemas if field.name in other.names]:
                 common = _common(common, dtype) or common
             schema = schema.set(place, field.with_type(arrow.plain_type(common)))
         return schema
@@ -177,8 +174,7 @@ class ParquetShards:
             if column not in schema.names:
                 raise DataError(f"{self.where}/{file.name}: no column '{column}', which {holder.name} has; add it")
             dtype = schema.field(column).type
-            both = _common(common, dtype)
-            if both is None:
+            if (both := _common(common, dtype)) is None:
                 types = f"holds {dtype}, but {holder.name} holds {common}; write both files with one type"
                 raise DataError(f"{self.where}/{file.name}, column '{column}': {types}")
             common, holder = both, holder if both == common else file
@@ -239,8 +235,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
     inner = [arrow.innermost(dtype) for dtype in (one, other) if not pa.types.is_null(arrow.innermost(dtype))]
     tests = (pa.types.is_integer, arrow.is_text)
-    same = all(test(dtype) == test(arrow.innermost(both)) for dtype in inner for test in tests)
-    return both if same else None
+    return both if all(test(dtype) == test(arrow.innermost(both)) for dtype in inner for test in tests) else None
 
 
 def _first_line(error: Exception) -> str:
@@ -272,8 +267,7 @@ class Arrow(StoredSource):
         path = path_of(self.path, name, data_dir, may_be_file=True)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in _ENDINGS)
         parts = _opened_parts(path, files, name, arrow.most_bytes(files, self.max_bytes))
-        wanted = self.splits.get(split) or usual_name(split, parts)
-        if wanted not in parts:
+        if (wanted := self.splits.get(split) or usual_name(split, parts)) not in parts:
             raise DataError(
                 f"source '{name}', path '{self.path}': no split '{wanted}'; {nearest(wanted, parts)}; or set fractions"
             )

@@ -98,8 +98,7 @@ class Flower(EngineSettings):
         Raises:
             ExchangeError: a site did not join in time, or cannot take part.
         """
-        from polyfed.deploy.engines.flower_grid import NodeDirectory, Sending
-        from polyfed.deploy.engines.flower_sites import RegisteredSites, Sites
+        from polyfed.deploy.engines.flower_grid import NodeDirectory, RegisteredSites, Sending, Sites
 
         sending = Sending(self.poll, self.absence, self.retries, self.message_bytes, self.is_deployed)
         infos, terms = hosting.federation.infos, (hosting.spec.model_dump_json(), sending)

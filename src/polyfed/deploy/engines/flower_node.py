@@ -94,8 +94,7 @@ class Node:
 def _performed(host: Host, entry: dict[str, Any], frames: Sequence[Frame]) -> Answer:
     client = str(entry.get("client"))
     try:
-        own = [frames[place] for place in entry["places"]]
-        request = request_of(entry["text"], own, host.site.limits)
+        request = request_of(entry["text"], [frames[place] for place in entry["places"]], host.site.limits)
         if request.client not in host.clients:
             raise PayloadError(f"client '{request.client}' does not live on this node")
     except (PolyfedError, KeyError, TypeError, IndexError) as error:

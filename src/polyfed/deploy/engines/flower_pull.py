@@ -160,10 +160,10 @@ def _require_plain(content: bytes, most: int) -> None:
         if bytes(item[:6]) != b"\n\x04json":
             raise PayloadError("damaged message: a record with another key than its text's")
         _only_field(_only_field(item[6:], b"\x12"), b"*")
-    elif name != b"ArrayChunk":
-        bound = {b"Array": 4096 + 128 * (most >> 20)}.get(name, _FRAMING)
-        if name not in _OBJECTS or len(content) > bound:
-            raise PayloadError(f"damaged message: {name[:32]!r} of {len(content):,} bytes does not belong in it")
+    elif name != b"ArrayChunk" and (
+        name not in _OBJECTS or len(content) > {b"Array": 4096 + 128 * (most >> 20)}.get(name, _FRAMING)
+    ):
+        raise PayloadError(f"damaged message: {name[:32]!r} of {len(content):,} bytes does not belong in it")
 
 
 def _only_field(field: memoryview, tag: bytes) -> memoryview:

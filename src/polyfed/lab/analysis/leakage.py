@@ -33,10 +33,10 @@ from polyfed.engines.local import LocalEngine
 from polyfed.federation.cohort import Cohort, Sums
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.membership import Member
+from polyfed.federation.population import Population
 from polyfed.federation.state import flatten, unflatten
 from polyfed.lab.analysis.analysis import Analysis, AnalysisResult, ModelName
-from polyfed.lab.analysis.simulated import Simulated, TrainedModel
-from polyfed.models.model import Model
+from polyfed.models.model import Model, ModelSettings
 from polyfed.privacy.settings import UPDATE
 from polyfed.reporting.run_tables import table_json
 from polyfed.reporting.tables import TextTable
@@ -58,6 +58,128 @@ FALSE_POSITIVES = 0.01
 _DRAWS = 1000
 _FEWEST = 10  # candidates on each side, below which no interval is informative
 _BATCH = 256
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model of a run.
+
+    Attributes:
+        name: ``server``, a type of clients, or a client.
+        round: Round of its weights.
+        settings: Its architecture.
+        task: The task of its training.
+        head: Name of the task's head.
+        classes: Target -> names of its classes.
+        model: The model itself, on the device, in evaluation mode.
+    """
+
+    name: str
+    round: int
+    settings: ModelSettings
+    task: Task
+    head: str
+    classes: Mapping[str, tuple[str, ...]]
+    model: Model
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run with simulated clients and all their data.
+
+    Attributes:
+        run: The opened run.
+        which: ``last`` or ``best`` server model, or the number of a round.
+
+    Raises:
+        ConfigError: Its clients are at other sites, or the device is missing.
+    """
+
+    run: Run
+    which: str = "last"
+
+    def __post_init__(self) -> None:
+        if not self.experiment.clients:
+            raise ConfigError(
+                f"the clients of '{self.run.folder}' are at other sites, with their data; give a simulated run"
+            )
+        _ = self.run.place
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.run.experiment
+
+    @property
+    def federation(self) -> Population:
+        return self.run.federation
+
+    # ---- models
+
+    def globals(self) -> Iterator[TrainedModel]:
+        """The server's model, and global models of types that differ from it."""
+        server = self._server() if self.experiment.server is not None else None
+        if server is not None:
+            yield server
+        for client_type, weights in self.run.global_weights.items():
+            # a server that is the average of a type is not evaluated twice
+            if server is None or not _holds(weights, server.model.exchanged()):
+                yield self._global(client_type)
+
+    @property
+    def is_server_untrained(self) -> bool:
+        """True if the server's model still has its initial weights, as the method does not train it."""
+        if self.experiment.server is None:
+            return False
+        return _holds(self._server().model.exchanged(), self.federation.server_model().exchanged())
+
+    def _server(self) -> TrainedModel:
+        server = self.run.server_model(self.which)
+        server.warn_if_untrained()
+        head = str(server.config.get("head", ""))
+        return TrainedModel(SERVER, server.round, server.settings, server.task, head, server.classes, server.model)
+
+    def _global(self, client_type: str, name: str | None = None) -> TrainedModel:
+        number = self.run.checkpoint.round
+        if self.which.isdecimal() and int(self.which) != number:
+            raise ConfigError(f"model {self.which}: the global model of '{client_type}' is of round {number} alone")
+        member = self.federation.members[self.run.types[client_type].clients[0].id]
+        return self._of_member(name or client_type, number, member, self.run.global_model(client_type))
+
+    def _of_member(self, name: str, number: int, member: Member, model: Model) -> TrainedModel:
+        classes = self.federation.train(member).classes
+        return TrainedModel(name, number, member.model, member.settings.task, member.head, classes, model)
+
+    # ---- clients
+
+    def judges(self, trained: TrainedModel) -> dict[str, Member]:
+        """Clients that can evaluate the model: with its task, modalities and classes, and test samples."""
+        suited = {}
+        for name, member in self.federation.members.items():
+            like = member.settings.task == trained.task and set(member.model.encoders) == set(trained.settings.encoders)
+            if like and member.settings.test_split is not None:
+                test = self.test(trained, member)
+                targets = trained.task.class_targets
+                if len(test) > 0 and all(test.classes.get(name) == trained.classes.get(name) for name in targets):
+                    suited[name] = member
+        return suited
+
+    def train(self, trained: TrainedModel, member: Member) -> Samples:
+        # None: the client's own views, which are open already
+        return self.federation.train(member, None if member.model == trained.settings else trained.settings)
+
+    def test(self, trained: TrainedModel, member: Member) -> Samples:
+        samples = self.federation.test(member, None if member.model == trained.settings else trained.settings)
+        assert samples is not None
+        return samples
+
+
+def _holds(weights: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> bool:
+    """True if all tensors of ``part`` are in ``weights`` with equal values."""
+    return all(
+        name in weights and weights[name].shape == value.shape and torch.equal(weights[name].cpu(), value.cpu())
+        for name, value in part.items()
+    )
+
 
 Scores = NDArray[np.float64]
 
@@ -91,8 +213,7 @@ class Discrimination:
     @classmethod
     def of(cls, members: Scores, others: Scores, seed: int) -> Discrimination:
         auc = Interval(area(members, others), *bootstrapped(members, others, seed))
-        detected = int((members > threshold(others)).sum())
-        rate = Interval(detected / len(members), *_rates(members, others, seed))
+        rate = Interval(int((members > threshold(others)).sum()) / len(members), *_rates(members, others, seed))
         return cls(auc, rate, len(members), len(others))
 
     def to_json(self) -> dict[str, Any]:
@@ -108,8 +229,7 @@ def area(members: Scores, others: Scores) -> float:
 
 def threshold(others: Scores) -> float:
     """The lowest score that at most 1 % of the others exceed."""
-    allowed = math.floor(FALSE_POSITIVES * len(others))
-    return float(np.sort(others)[len(others) - 1 - allowed])
+    return float(np.sort(others)[len(others) - 1 - math.floor(FALSE_POSITIVES * len(others))])
 
 
 def bootstrapped(members: Scores, others: Scores, seed: int) -> tuple[float, float]:
@@ -201,16 +321,14 @@ def candidates_of(
     """
     held, tests = [train(member) for member in members], [test(member) for member in members]
     # the clients of a group may share their test samples
-    distinct = {id(samples): samples for samples in tests if samples is not None and len(samples)}
-    if not distinct:
+    if not (distinct := {id(samples): samples for samples in tests if samples is not None and len(samples)}):
         return "no test samples, so none that was not trained on"
     name, sides = ",".join(member.id for member in members), []
     for part in (union(held), union(list(distinct.values()))):
         order = torch.randperm(len(part), generator=generator(plan.seed, "candidates", name, len(part)))
         sides.append(part.subset(order[first_of_each(part.items[order])]))
     inside, outside = _balanced(sides[0], sides[1], members[0].settings.task)
-    size = min(len(inside), len(outside), plan.samples)
-    if size < _FEWEST:
+    if (size := min(len(inside), len(outside), plan.samples)) < _FEWEST:
         return f"{size} training and test items of the same classes, an attack needs {_FEWEST} of each"
     both = union([inside.subset(torch.arange(size)), outside.subset(torch.arange(size))])
     return Candidates(both, torch.arange(2 * size) < size)
@@ -228,8 +346,7 @@ def _balanced(inside: Samples, outside: Samples, task: Task) -> tuple[Samples, S
     for side in range(2):
         chosen = [pair[side][:size] for pair, size in zip(by_class, sizes, strict=True)]
         # the k-th of each class, then the next: both sides stop at the same classes
-        turns = torch.cat([torch.arange(len(own)) for own in chosen])
-        positions.append(torch.cat(chosen)[turns.argsort(stable=True)])
+        positions.append(torch.cat(chosen)[torch.cat([torch.arange(len(own)) for own in chosen]).argsort(stable=True)])
     return inside.subset(positions[0]), outside.subset(positions[1])
 
 
@@ -258,8 +375,7 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
             scores = []
             for part in _parts(samples):
                 batch = task.usable(part.batch(torch.arange(len(part)))).to(model.device)
-                logits = task.scores(model, head, batch).double()
-                scores.append(confidence(logits, batch.targets[task.target].long()))
+                scores.append(confidence(task.scores(model, head, batch).double(), batch.targets[task.target].long()))
             return torch.cat(scores).cpu()
         losses = [
             task.loss(model, head, samples.batch(torch.tensor([position])).to(model.device))
@@ -271,8 +387,7 @@ def sample_scores(model: Model, task: Task, head: nn.Module | None, samples: Sam
 def confidence(logits: Float[Tensor, "n c"], labels: Tensor) -> Float[Tensor, " n"]:
     """log p / (1 - p) of the true class: its logit less the logarithmic sum of the others'."""
     true = logits.gather(1, labels[:, None])[:, 0]
-    others = logits.scatter(1, labels[:, None], -torch.inf)
-    return true - others.logsumexp(1)
+    return true - logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
 
 
 def pair_margin(similarities: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:

@@ -1,21 +1,28 @@
-"""Downstream probes: a frozen model, data, features that are computed once, and the outcome of a probe."""
+"""Downstream probes of frozen encoders: their data, features that are computed once, and outcomes.
+
+Logistic regression on small shares of the data, and retrieval between two modalities.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int64
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyfed.core.errors import ConfigError, DataError, nearest
 from polyfed.core.extras import brought_by
@@ -30,7 +37,10 @@ from polyfed.models.model import Model
 from polyfed.models.towers import LocalFeatures, Splittable
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.tables import Cell, TextTable, count
-from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, top
+from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, ranks, recall_at, top
+
+_STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+_NEVER = -100.0  # log-probability of impossible classes
 
 
 @dataclass(frozen=True)
@@ -229,8 +239,7 @@ class Bench:
     def samples(
         self, source: str, split: str, *modalities: str, lazy: Mapping[str, View] = MappingProxyType({})
     ) -> Samples:
-        key = (source, split, *modalities, str(lazy))
-        if key not in self._samples:
+        if (key := (source, split, *modalities, str(lazy))) not in self._samples:
             views = {name: self.subject.views[name] for name in modalities}
             self._samples[key] = assemble(self.split(source, split), views, self.subject.context, lazy=lazy)
         return self._samples[key]
@@ -240,8 +249,7 @@ class Bench:
         return "embedding" if self.subject.trunk(modality) is None else "trunk"
 
     def features(self, source: str, split: str, modality: str, level: FeatureLevel) -> Float[Tensor, "n d"]:
-        key = (source, split, modality, level)
-        if key not in self._features:
+        if (key := (source, split, modality, level)) not in self._features:
             function = (self.subject.pooled if level == "trunk" else self.subject.embed)(modality)
             samples, what = self.samples(source, split, modality), f"'{source}' {split}"
             self._features[key] = computed(function, samples, modality, self.subject, what)
@@ -256,9 +264,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Probe(Settings):
-    """A test of a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probes``, or are named by import path."""
+    """A test of a frozen encoder. Subclasses live in ``polyfed.lab.downstream.probe``, or are named by import path."""
 
-    home: ClassVar[str] = "polyfed.lab.downstream.probes"
+    home: ClassVar[str] = "polyfed.lab.downstream.probe"
 
     @abstractmethod
     def unsuitable(self, bench: Bench) -> str | None:
@@ -324,3 +332,300 @@ def absent_note(labels: Int64[Tensor, " n"], names: Sequence[str]) -> list[str]:
     counts = torch.bincount(labels, minlength=len(names)).tolist()
     absent = [name for name, number in zip(names, counts, strict=True) if not number]
     return [f"Not in the test data, so left out of AUROC: {', '.join(absent)}."] if absent else []
+
+
+class Labelled(NamedTuple):
+    """Features of samples and their classes, on the CPU."""
+
+    x: Float[Tensor, "n d"]
+    y: Int64[Tensor, " n"]
+
+
+class FewShot(Probe):
+    """Linear probe on shares of the training data (FedAID, arXiv 2404.03854, appendix B.2).
+
+    Features are computed once: the pooled vector before projection or align module where the encoder can be split, else
+    what the model embeds. For each share and draw, that share of every class (one sample at least) is drawn, and
+    scikit-learn's logistic regression fitted to it, on features scaled by its mean and deviation. Its C is that of the
+    lowest validation loss, of 0.001, 0.01, ..., 100; 1 without validation.
+
+    Metrics on the test split, in percent: ``accuracy``, ``balanced_accuracy``, ``auroc`` (two classes: of the second;
+    more: mean over classes against the others), with the numbers of samples, of which ``n`` are trained on.
+    """
+
+    short_name: ClassVar[str] = "few_shot"
+
+    source: str | tuple[str, ...] = Field(
+        min_length=1, description="name of a source, or of several, whose samples are joined and whose classes, by name"
+    )
+    target: str = Field(default="label", description="name of the target that holds the class")
+    modality: str = Field(default="image", description="modality whose encoder is tested")
+    train: str = Field(default="train", description="split that shares are drawn from")
+    validation: str | None = Field(default="validation", description="split that C is chosen by; None: C is 1")
+    test: str = Field(default="test", description="split that metrics are of")
+    shares: tuple[Share, ...] = Field(default=(0.01, 0.1, 1.0), min_length=1, description="shares of the training data")
+    draws: int = Field(default=5, ge=1, description="draws of each share, with seeds 42, 43, ...")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require_apart(self.train, self.validation, [self.test], "name different splits, or validation: null")
+        return self
+
+    def unsuitable(self, bench: Bench) -> str | None:
+        """Reason: the model does not encode the modality."""
+        return bench.subject.lacks([self.modality])
+
+    def check(self, bench: Bench, task: str) -> None:
+        """Check splits, columns, the target, and that there is more than one class to learn."""
+        splits = [self.train, self.test, *([self.validation] if self.validation else [])]
+        learnt: set[str] = set()
+        for source in self._sources:
+            bench.require(task, source, splits, [self.modality], self.target)
+            split = bench.split(source, self.train)
+            names = split.classes.get(self.target)
+            numbers = pc.unique(split.read(split.targets[self.target]).flat_values()).to_pylist()
+            learnt |= {names[number] if names else str(number) for number in numbers}
+        if len(learnt) < 2:
+            raise DataError(
+                f"tasks.{task}: '{'+'.join(self._sources)}' {self.train} has a single class of '{self.target}'; "
+                "use another target, or data with at least two classes"
+            )
+
+    def run(self, bench: Bench, task: str) -> Outcome:
+        level = bench.level(self.modality)
+        names = list(dict.fromkeys(name for source in self._sources for name in self._names(bench, source, self.train)))
+        train, test = self._data(bench, self.train, level, names), self._data(bench, self.test, level, names)
+        validation = self._data(bench, self.validation, level, names) if self.validation else None
+        rows = []
+        for share in self.shares:
+            values: dict[str, list[float]] = {}
+            for draw in range(bench.draws or self.draws):
+                chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
+                scores = class_scores(Labelled(train.x[chosen], train.y[chosen]), validation, test.x, len(names))
+                for name, value in class_metrics(scores, test.y).items():
+                    values.setdefault(name, []).append(value)
+            facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
+            rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
+        notes = [f"Features: {level}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
+        return Outcome(f"{'+'.join(self._sources)}.{self.target}", rows, notes)
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    def _names(self, bench: Bench, source: str, split: str) -> list[str]:
+        """Names of a source's classes, or their numbers where it has no names."""
+        labels = bench.labels(source, split, self.modality, self.target)
+        return list(bench.split(source, split).classes.get(self.target) or map(str, range(int(labels.max()) + 1)))
+
+    def _data(self, bench: Bench, split: str, level: FeatureLevel, names: list[str]) -> Labelled:
+        """Features and classes of a split of all sources.
+
+        Raises:
+            DataError: A class does not occur in the training data.
+        """
+        x = [bench.features(source, split, self.modality, level) for source in self._sources]
+        y = []
+        for source in self._sources:
+            labels = bench.labels(source, split, self.modality, self.target)
+            own = self._names(bench, source, split)
+            numbers = torch.tensor([names.index(name) if name in names else -1 for name in own])[labels]
+            if bool((numbers < 0).any()):
+                odd = int(labels[numbers < 0][0])
+                raise DataError(f"'{source}' {split} has class {odd} of '{self.target}', which {self.train} lacks")
+            y.append(numbers)
+        return Labelled(torch.cat(x), torch.cat(y))
+
+
+def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Generator) -> Int64[Tensor, " k"]:
+    """Positions of a random share of every class, ascending: round(share n_c) of each class, and at least one."""
+    order = torch.randperm(len(labels), generator=generator)
+    kept = []
+    for label in torch.unique(labels).tolist():
+        own = order[labels[order] == label]  # the class in random order
+        kept.append(own[: max(1, round(share * len(own)))])
+    return torch.cat(kept).sort().values
+
+
+def class_scores(
+    few: Labelled, validation: Labelled | None, x: Float[Tensor, "n d"], classes: int
+) -> Float[Tensor, "n c"]:
+    """Log-probabilities of every class by logistic regression on a few samples."""
+    with brought_by("lab"):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+        from threadpoolctl import threadpool_limits
+
+    def fitted(strength: float) -> Callable[[Tensor], Tensor]:
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
+        with warnings.catch_warnings():  # few samples are intended
+            warnings.filterwarnings("ignore", "The number of unique classes")
+            model.fit(few.x.double().numpy(), few.y.numpy())
+
+        def scores(x: Tensor) -> Tensor:
+            every = torch.full((len(x), classes), _NEVER, dtype=torch.float64)  # of classes without a training sample
+            every[:, model.classes_] = torch.from_numpy(model.predict_log_proba(x.double().numpy())).clamp_min(_NEVER)
+            return every
+
+        return scores
+
+    with threadpool_limits(1):  # sums do not depend on the number of threads
+        if validation is None:
+            return fitted(1.0)(x)
+        losses = {scores: F.nll_loss(scores(validation.x), validation.y).item() for scores in map(fitted, _STRENGTHS)}
+        return min(losses, key=lambda scores: losses[scores])(x)
+
+
+# ---- retrieval
+
+Recalls = dict[str, dict[int, float]]
+"""``forward`` (first modality -> second) or ``backward`` -> cutoff -> percent."""
+
+
+class Gallery(NamedTuple):
+    """Representations in one modality, unit norm, and the number in ``Samples.matches`` of each."""
+
+    values: Float[Tensor, "n d"]
+    matches: Int64[Tensor, " n"]
+
+    def at(self, index: Int64[Tensor, " k"]) -> Gallery:
+        return Gallery(self.values[index], self.matches[index])
+
+
+def random_blocks(count: int, size: int, generator: torch.Generator) -> list[Int64[Tensor, " k"]]:
+    """A random division into galleries of ``size``; a smaller last one is kept if it has at least two samples.
+
+    A single sample is not a gallery: it would always be retrieved.
+    """
+    return [part for part in torch.split(torch.randperm(count, generator=generator), size) if len(part) > 1]
+
+
+def recalls_between(galleries: Sequence[tuple[Gallery, Gallery]], cutoffs: Sequence[int]) -> Recalls:
+    """Recalls in percent, both ways, over all samples of all galleries.
+
+    A sample is compared with those of its own gallery only; each with its number in ``matches`` is a right answer.
+    """
+    forward = [ranks(a.values, b.values, a.matches, b.matches) for a, b in galleries]
+    backward = [ranks(b.values, a.values, b.matches, a.matches) for a, b in galleries]
+    return {"forward": recall_at(torch.cat(forward), cutoffs), "backward": recall_at(torch.cat(backward), cutoffs)}
+
+
+class RetrievalProbe(Probe):
+    """Recalls on every client's own test samples, or on a data set (FedAID, arXiv 2404.03854, appendix B.2).
+
+    Both ways, at small cutoffs, in batches as in the paper: samples are shuffled and divided into galleries of
+    ``batch``; each is searched within its own gallery, so the figure depends on the size, which is reported
+    (``polyfed evaluate`` searches among all). Samples with equal ``Samples.matches`` are right answers. Ties count
+    against the model.
+
+    Without a ``source`` every client's own test samples are searched, with the mean over clients, the worst client and
+    the disparity (best less worst). Clients whose every search would succeed, as they have a single sample, are left
+    out and named in the notes.
+    """
+
+    short_name: ClassVar[str] = "retrieval"
+
+    source: str | None = Field(default=None, description="name of a source; None: the clients' own test samples")
+    split: str = Field(default="test", description="split of the source")
+    between: tuple[str, str] = Field(default=("image", "text"), description="the two modalities")
+    batch: int = Field(default=64, ge=2, description="size of an in-batch gallery")
+    cutoffs: tuple[int, ...] = Field(default=(1, 5, 10), min_length=1, description="K of R@K")
+    draws: int = Field(default=5, ge=1, description="shuffles into in-batch galleries")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.between[0] == self.between[1]:
+            raise ValueError(f"between names '{self.between[0]}' twice; name two modalities")
+        if min(self.cutoffs) < 1 or len(set(self.cutoffs)) < len(self.cutoffs):
+            raise ValueError(f"cutoffs {list(self.cutoffs)} must be different numbers of at least 1")
+        return self
+
+    def unsuitable(self, bench: Bench) -> str | None:
+        """Reason: the model does not encode both modalities, or clients to search are missing."""
+        if self.source is None and bench.subject.clients is None:
+            return f"{bench.subject.name} has no clients; give a run, or a source to search"
+        return bench.subject.lacks(self.between)
+
+    def check(self, bench: Bench, task: str) -> None:
+        """Check split and columns, or that a client has both modalities; and that a search can fail."""
+        if self.source is not None:
+            bench.require(task, self.source, [self.split], self.between)
+        if not self.searched(bench):  # of a source this raises
+            both = " and ".join(self.between)
+            raise DataError(f"tasks.{task}: no client has two test samples with {both} that do not answer each other")
+
+    def searched(self, bench: Bench) -> Mapping[str, Samples]:
+        """Samples to search: the split of the source, or clients' test samples.
+
+        Raises:
+            DataError: No search of the source can fail.
+        """
+        if self.source is not None:
+            samples = bench.samples(self.source, self.split, *self.between)
+            if not can_fail(samples):
+                raise DataError(
+                    f"'{self.source}' {self.split} has {len(samples)} sample(s) and no two that do not answer each "
+                    "other, so that every search would succeed; use a split with more"
+                )
+            return {self.split: samples}
+        return {name: tests for name, tests in self._paired(bench).items() if can_fail(tests)}
+
+    def run(self, bench: Bench, task: str) -> Outcome:
+        rows = [self._row(bench, task, name, samples) for name, samples in self.searched(bench).items()]
+        notes = [
+            f"In batches of {self.batch}; gallery: samples of a full batch, and of the smaller last one if it has two "
+            "or more. ± over shuffles."
+        ]
+        if self.source is not None:
+            return Outcome(self.source, rows, notes)
+        names = [name for name, tests in self._paired(bench).items() if not can_fail(tests)]
+        reason = "with a single test sample, or none that do not answer each other"
+        left_out = [f"Left out, {reason}: {', '.join(names)}."] if names else []
+        return Outcome("clients' own test samples", [*rows, *_over_clients(rows)], [*notes, *left_out])
+
+    def _paired(self, bench: Bench) -> dict[str, Samples]:
+        every = bench.subject.clients() if bench.subject.clients is not None else {}
+        return {name: tests for name, tests in every.items() if set(self.between) <= set(tests.inputs) and len(tests)}
+
+    def _row(self, bench: Bench, task: str, on: str, samples: Samples) -> ProbeRow:
+        subject = bench.subject
+        first, second = (
+            Gallery(
+                F.normalize(computed(subject.embed(name), samples, name, subject, f"'{on}'"), dim=-1), samples.matches
+            )
+            for name in self.between
+        )
+        values: dict[str, list[float]] = defaultdict(list)
+        for draw in range(bench.draws or self.draws):
+            blocks = random_blocks(len(samples), self.batch, bench.stream(task, draw, f"galleries {on}"))
+            recalls = recalls_between([(first.at(index), second.at(index)) for index in blocks], self.cutoffs)
+            for name, value in self._named(recalls).items():
+                values[name].append(value)
+        sizes = [len(index) for index in blocks]
+        facts = {"n": len(samples), "batches": len(blocks), "gallery": max(sizes), "last_gallery": min(sizes)}
+        return ProbeRow(on, values, facts)
+
+    def _named(self, recalls: Recalls) -> dict[str, float]:
+        a, b = self.between
+        names = {"forward": f"{a}_to_{b}", "backward": f"{b}_to_{a}"}
+        return {f"{names[way]}_r@{k}": value for way, by in recalls.items() for k, value in by.items()}
+
+
+def can_fail(samples: Samples) -> bool:
+    """True if a search among samples can fail: at least two, not all right answers to each other."""
+    return len(torch.unique(samples.matches)) > 1
+
+
+def _over_clients(rows: Sequence[ProbeRow]) -> list[ProbeRow]:
+    """Mean over clients, worst client and disparity of every metric, draw by draw."""
+    summaries: dict[str, Callable[[Sequence[float]], float]] = {
+        "mean over clients": fmean,
+        "worst client": min,
+        "disparity": lambda values: max(values) - min(values),
+    }
+    by_metric = {metric: list(zip(*(row.values[metric] for row in rows), strict=True)) for metric in rows[0].values}
+    return [
+        ProbeRow(on, {metric: list(map(summary, draws)) for metric, draws in by_metric.items()}, {"clients": len(rows)})
+        for on, summary in summaries.items()
+    ]

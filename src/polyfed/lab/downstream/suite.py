@@ -94,8 +94,7 @@ def run_suite(
     bench = Bench(subject, suite.over(data), seed, draws)
     reasons = {task: probe.unsuitable(bench) for task, probe in suite.tasks.items()}
     left_out = {task: reason for task, reason in reasons.items() if reason is not None}
-    todo = {task: probe for task, probe in suite.tasks.items() if task not in left_out}
-    if not todo:
+    if not (todo := {task: probe for task, probe in suite.tasks.items() if task not in left_out}):
         task, reason = next(iter(left_out.items()))
         raise ConfigError(f"no task is suitable: {task}: {reason}; choose another suite or model")
     for task, probe in todo.items():  # all, before any of them works for minutes

@@ -113,8 +113,7 @@ class Claim:
 
 
 def _matched(form: re.Pattern[str], part: str, text: str) -> re.Match[str]:
-    matched = form.fullmatch(part)
-    if matched is None:
+    if (matched := form.fullmatch(part)) is None:
         raise ValueError(f"'{text}' has not the form {_GRAMMAR}")
     return matched
 

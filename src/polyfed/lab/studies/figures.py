@@ -219,8 +219,7 @@ def draw_map(claims: ClaimMap) -> Figure:
     axes.set_xticks(range(len(across)), across)
     axes.set_yticks(range(len(down)), down)
     axes.set(xlabel=drawing.x, ylabel=drawing.y or "")
-    meaning = "; ".join(f"{sign}: {verdict}" for verdict, sign in SIGNS.items())
-    figure.supxlabel(meaning, fontsize=8, color=GREY)
+    figure.supxlabel("; ".join(f"{sign}: {verdict}" for verdict, sign in SIGNS.items()), fontsize=8, color=GREY)
     return figure
 
 

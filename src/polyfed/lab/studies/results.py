@@ -200,9 +200,8 @@ class Results:
     def sample(self, claim: Claim) -> PairedSample | None:
         """Left against right by seed; None where no seed has all of it."""
         left, right = (self._by_seed(claim, side) for side in claim.sides)
-        columns = self.study.columns
         sample = PairedSample.between(left, right)
-        costs = not any(columns[one.column].is_outcome for one in claim.operands)
+        costs = not any(self.study.columns[one.column].is_outcome for one in claim.operands)
         # costs that are the same with every seed are known exactly; an outcome moves in steps, and may seem so
         is_exact = costs and all(len(side) > 1 and len({*side.values()}) == 1 for side in (left, right))
         return sample and replace(sample, is_exact=is_exact)
@@ -230,12 +229,6 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, in the order of the study."""
-        order = [
-            (row, point, column)
-            for row in self.study.rows
-            for point in self.study.points_of(row)
-            for column in self.study.columns
-        ]
         figures = [
             {
                 "row": row,
@@ -243,7 +236,9 @@ class Results:
                 "column": column,
                 "by_seed": {str(seed): by[seed] for seed in sorted(by)},
             }
-            for row, point, column in order
+            for row in self.study.rows
+            for point in self.study.points_of(row)
+            for column in self.study.columns
             if (by := self.at(row, point, column))
         ]
         chosen = [
@@ -382,9 +377,8 @@ def _by_round(column: ColumnSettings, folder: Path) -> Mapping[int, float]:
 
 def curve_json(curve: Curve) -> dict[str, Any]:
     """Rounds, means and standard deviations, four digits of each."""
-    means = [float(f"{spread.mean:.4g}") for spread in curve.values()]
     stds = [None if math.isnan(spread.std) else float(f"{spread.std:.4g}") for spread in curve.values()]
-    return {"rounds": list(curve), "mean": means, "std": stds}
+    return {"rounds": list(curve), "mean": [float(f"{spread.mean:.4g}") for spread in curve.values()], "std": stds}
 
 
 def curve_of(content: Mapping[str, Any]) -> Curve:

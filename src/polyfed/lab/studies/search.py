@@ -85,8 +85,7 @@ class PatternSearch:
             return [dict.fromkeys(self.kinds, 1.0)]
         names = list(self.kinds)
         for name in names[names.index(self._turn) if self._turn else 0 :]:
-            room = self.most - 1 - self._turns.count(name)
-            if due := self._untried(name)[: max(0, room)]:
+            if due := self._untried(name)[: max(0, self.most - 1 - self._turns.count(name))]:
                 self._turn = name
                 return due
         return []
@@ -174,8 +173,7 @@ class Tunable:
         Raises:
             ConfigError: its settings do not take the values.
         """
-        changed = self.changed(choice)
-        if not changed:
+        if not (changed := self.changed(choice)):
             return self.experiment
         content = self.experiment.model_dump(mode="json")
         for path, value in changed.items():

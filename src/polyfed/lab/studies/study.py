@@ -315,8 +315,7 @@ class Study(Settings):
 
     def _check_row(self, name: str, row: Row) -> None:
         if row.like is not None:
-            before = list(self.rows)[: list(self.rows).index(name)]
-            require_known(f"rows.{name}.like", [row.like], before)
+            require_known(f"rows.{name}.like", [row.like], list(self.rows)[: list(self.rows).index(name)])
         require_known(f"rows.{name}.columns", row.columns.keys() - {_ALL}, self.columns)
         self.columns_of(name)
         require_known(f"rows.{name}.only", row.only, self.axes)
@@ -401,8 +400,7 @@ class Study(Settings):
         more groups; else empty."""
         rows = {name: self.resolved(name) for name in self.rows}
         named = {name: row.groups for name, row in rows.items() if row.differs_in_groups_alone}
-        held = list(map(frozenset, filter(None, named.values())))
-        if not held:
+        if not (held := list(map(frozenset, filter(None, named.values())))):
             return {}
         players = frozenset.union(*held) - frozenset.intersection(*held)
         rows_by_group = {players if own is None else players & {*own}: name for name, own in reversed(named.items())}

@@ -135,8 +135,7 @@ def study_content(source: str | Path, extending: tuple[Path, ...] = ()) -> dict[
     if not isinstance(content, dict):
         raise ConfigError(f"study '{source}' must be a mapping of settings, not {type(content).__name__}")
     content = _without_matrices(_as_written(content, path.parent))
-    base = content.pop("extends", None)
-    if base is None:
+    if (base := content.pop("extends", None)) is None:
         return dict(content)
     named = path.parent / str(base)
     beside = next((file for file in (named, named.with_name(f"{named.name}{SUFFIX}")) if file.is_file()), None)

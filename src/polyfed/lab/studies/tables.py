@@ -11,7 +11,7 @@ from itertools import product
 
 from polyfed.lab.studies.cells import Chosen
 from polyfed.lab.studies.claims import Claim, Judgement
-from polyfed.lab.studies.columns.gauges import Gauge
+from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
@@ -271,8 +271,7 @@ class ClaimMap:
         """``CLAIM: above at 2 of 9 points (...), below at 1 (...), undecided at 5; 1 not run.``"""
         total, parts = len(self.points), list[str]()
         for mark in SIGNS:
-            points = [point for point, cell in self.cells.items() if cell.verdict == mark]
-            if points:
+            if points := [point for point, cell in self.cells.items() if cell.verdict == mark]:
                 where = "" if mark == "undecided" else f" ({'; '.join(self._named(points))})"
                 parts.append(f"{mark} at {len(points)}{'' if parts else f' of {total} points'}{where}")
         if total > len(self.cells):

@@ -79,8 +79,7 @@ def execute(order: Order, callbacks: Sequence[Callback] = ()) -> None:
     Raises:
         PolyfedError, OSError: The run cannot be completed.
     """
-    known = _usable(order)
-    if known is None:
+    if (known := _usable(order)) is None:
         if own_code(order.experiment) != order.sources:
             raise RunError("its code was edited since the study began; the same command runs the current code")
         if RunFolder(order.folder).has_begun():
@@ -194,8 +193,7 @@ class Workers:
         receiver, sender = context.Pipe(duplex=False)
         taken = {slot for *_, slot in self._running.values()}
         slot = next(number for number in range(self.jobs) if number not in taken)
-        gpu = str(slot % self.gpus) if self.gpus else None
-        process = context.Process(target=_work, args=(order, sender, gpu))
+        process = context.Process(target=_work, args=(order, sender, str(slot % self.gpus) if self.gpus else None))
         process.start()
         sender.close()  # a killed process then ends the connection
         self._running[key] = (process, receiver, time.monotonic(), slot)

@@ -235,6 +235,5 @@ def _fill(module: BlocksModule, source: Any, embedding: Embedding | None, name: 
         weights |= _embedding_weights(source, embedding)
     # not strict: the projection to d and other inputs' embeddings are never there
     missing = module.load_state_dict(weights, strict=False).missing_keys
-    lost = [key for key in missing if key.startswith(("blocks.", "norm."))]
-    if lost:
+    if lost := [key for key in missing if key.startswith(("blocks.", "norm."))]:
         raise ConfigError(f"weights '{name}' lack {len(lost)} weights of encoder 'blocks', such as '{lost[0]}'")

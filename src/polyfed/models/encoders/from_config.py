@@ -174,8 +174,7 @@ class _ProjectionModule(nn.Module):
 
     def forward(self, x: Float[Tensor, "b ... f"]) -> Float[Tensor, "b d"]:
         mask = (x != 0).any(-1) if x.dim() == 3 else None
-        pooled = x if mask is None else masked_mean(x, mask)
-        out: Tensor = self.project(self.standardise(pooled))
+        out: Tensor = self.project(self.standardise(x if mask is None else masked_mean(x, mask)))
         return out if self.pie is None else self.pie(out, x, mask)
 
 

@@ -156,8 +156,7 @@ class HF(Encoder):
         if self.trainable == "all":
             return ""
         folder = self._folder(context)
-        key = f"size of {backbones.digest(folder)} {self._pool} {self.tower}"
-        if key not in context.fitted:
+        if (key := f"size of {backbones.digest(folder)} {self._pool} {self.tower}") not in context.fitted:
             values = backbones.outline(folder, self._pool, self.tower).parameters()
             context.fitted[key] = sum(value.numel() for value in values)
         return f"{context.fitted[key]}x{backbones.digest(folder)[:8]}"
@@ -212,8 +211,7 @@ class HF(Encoder):
 
     def _base(self, spec: InputSpec, context: DataContext) -> Frozen:
         """The network with its weights, from which all models of this process are made."""
-        key = self._key(spec, context)
-        if key not in context.fitted:
+        if (key := self._key(spec, context)) not in context.fitted:
             folder = self._folder(context)
             backbone = backbones.frozen_backbone(folder, self._pool, self.tower)
             backbones.channels_last(backbone)
@@ -249,8 +247,7 @@ class HF(Encoder):
             start_at_last(backbone.body, self.view.before_last)
         else:
             self._require_fitting(backbone, spec, folder)
-        dtype = torch.int64 if spec.vocabulary else torch.float32
-        blank = torch.zeros(1, *spec.shape, dtype=dtype, device="meta")
+        blank = torch.zeros(1, *spec.shape, dtype=torch.int64 if spec.vocabulary else torch.float32, device="meta")
         try:
             output = backbone.output(blank)
             return backbone.features(output, None).shape[1], backbones.pooled(output, "tokens").shape[2]

@@ -73,12 +73,10 @@ class ResNet(Encoder):
         channels, height, width = image_shape(spec, "resnet")
         widths, depths, block = self._stages()
         trunk = normed(_Trunk(channels, widths, depths, block), self.norm)
-        stem = self._stem(min(height, width))
-        if stem != "large":
+        if (stem := self._stem(min(height, width))) != "large":
             trunk.embedder.shrink(1 if stem == "small" else 2)
         channels_last(trunk)  # weights too, or every convolution would convert them
-        pie = widths[-1] if self.pie else None
-        return EncoderTower(trunk, widths[-1], dim, pie=pie, dropout=self.dropout)
+        return EncoderTower(trunk, widths[-1], dim, pie=widths[-1] if self.pie else None, dropout=self.dropout)
 
     def _stem(self, side: int) -> str:
         if self.stem != "auto":

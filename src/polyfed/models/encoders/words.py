@@ -86,8 +86,7 @@ def frozen_embedding(
         ConfigError: see ``embedding_table``.
     """
     words = fingerprint_of(*spec.vocabulary)
-    key = f"frozen words {(*vectors,) or width} {spec.pad} {words}"
-    if key not in context.fitted:
+    if (key := f"frozen words {(*vectors,) or width} {spec.pad} {words}") not in context.fitted:
         with isolated(context.seed, "frozen words"):
             table = embedding_table(spec, context, width=width, vectors=vectors).weight.detach()
         folders = [folder for name in vectors if (folder := local_folder(name, context.weights))]
@@ -121,8 +120,7 @@ def embedding_table(spec: InputSpec, context: DataContext, *, width: int, vector
 def _columns(name: str, vocabulary: Sequence[str], context: DataContext) -> Tensor:
     key = f"word vectors {name}"
     if key not in context.fitted:  # read once for all clients
-        folder = local_folder(name, context.weights)
-        if folder is None:
+        if (folder := local_folder(name, context.weights)) is None:
             raise missing_folder(name, context.weights, "vectors")
         context.fitted[key] = _read(folder)
     row_of, vectors, spread = cast("tuple[dict[str, int], Tensor, Tensor]", context.fitted[key])
@@ -191,8 +189,7 @@ class _BagModule(nn.Module):
         learns = torch.is_grad_enabled() and table.requires_grad
         if learns or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return towers.masked_mean(self.embedding(tokens), towers.valid_positions(tokens, self.pad))
-        skipped = self.pad if 0 <= self.pad < len(table) else None
-        return F.embedding_bag(tokens, table, mode="mean", padding_idx=skipped)
+        return F.embedding_bag(tokens, table, mode="mean", padding_idx=self.pad if 0 <= self.pad < len(table) else None)
 
     def split(self) -> tuple[nn.Module, int]:
         """The word embeddings and their mean, without the layers after these."""
@@ -279,8 +276,7 @@ class _GRUModule(nn.Module):
 
     def _untrimmed(self, states: Tensor, tokens: Tensor) -> towers.Positions:
         # one length for all batches, whatever was trimmed, so that they can be put together
-        padded = F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1]))
-        return padded, towers.valid_positions(tokens, self.pad)
+        return F.pad(states, (0, 0, 0, tokens.shape[1] - states.shape[1])), towers.valid_positions(tokens, self.pad)
 
     def _states(self, words: Tensor, lengths: Tensor) -> Float[Tensor, "b l h"]:
         states: Tensor = self.forwards(words)[0]
@@ -296,8 +292,7 @@ class _GRUModule(nn.Module):
             return state
         # the backward direction has read one word only when it is at the last one
         if self.readout == "last":
-            word = towers.last_valid(words, lengths).unsqueeze(1)
-            return torch.cat([state, self.backwards(word)[0][:, 0]], dim=-1)
+            return torch.cat([state, self.backwards(towers.last_valid(words, lengths).unsqueeze(1))[0][:, 0]], dim=-1)
         mirrored = towers.reversed_valid(words, lengths)
         return torch.cat([state, final_state(self.backwards, mirrored, lengths)], dim=-1)
 
@@ -321,6 +316,5 @@ def final_state(gru: nn.GRU, x: Float[Tensor, "b l c"], lengths: Int64[Tensor, "
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return towers.last_valid(gru(x)[0], lengths)
-    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    state: Tensor = gru(packed)[1]
+    state: Tensor = gru(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
     return state[-1]

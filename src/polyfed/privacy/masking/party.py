@@ -112,8 +112,7 @@ class Party:
         again = self.stage == "sent"
         if not again:
             self._advance("shared", "ready")
-        strangers = sorted(set(sealed) - set(self.members) | ({self.name} & set(sealed)))
-        if strangers:
+        if strangers := sorted(set(sealed) - set(self.members) | ({self.name} & set(sealed))):
             raise PayloadError(f"shares of {', '.join(strangers)}, with whom no keys were exchanged")
         self._require_many(len(sealed) + 1, threshold)
         shares = {name: self._unsealed(name, text) for name, text in sealed.items()} | {self.name: self.held[self.name]}

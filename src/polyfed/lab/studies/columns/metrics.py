@@ -1,25 +1,37 @@
-"""Metrics of a run: of the server, of clients, of both together, and the time to reach one."""
+"""Metrics of a run: of the server, of clients, of both together, and the time to reach one; analyses; gauges.
+
+Gauges show below a table whether a method's mechanism could act in a run; they are never judged.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from statistics import fmean
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, JsonValue, PositiveInt, SerializeAsAny, field_validator, model_validator
 
+from polyfed.core.declarations import is_file_class, own_code
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.settings import require_default
+from polyfed.core.untrusted import file_json
 from polyfed.federation.paces import Sync
 from polyfed.federation.settings import ServerSettings
-from polyfed.lab.studies.column import ColumnSettings
+from polyfed.lab.analysis.analysis import FOLDER, Analysis, analysis_class, json_value, ready_folder, with_settings
+from polyfed.lab.studies.column import ColumnSettings, named_column
 from polyfed.reporting.metrics import ClientSpread, chance_of
 from polyfed.reporting.statistics import finite_values
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.opened import Run
 from polyfed.runs.records import PACE, SERVER, RunRecords
 from polyfed.tasks.task import Task
+
+_ROUNDS = {"first": slice(1), "last": slice(-1, None), "all": slice(None)}
 
 CLIENTS = "clients"
 """All clients of all groups."""
@@ -106,8 +118,7 @@ class Metric(ColumnSettings):
         return metrics.get(name, math.nan)
 
     def _of_server(self, records: RunRecords) -> float:
-        series = records.series(SERVER, self.metric, self.kind)
-        if not series:
+        if not (series := records.series(SERVER, self.metric, self.kind)):
             raise ConfigError(self._unknown(records.name, records.metric_names(SERVER, self.kind)))
         if self.round == "best":
             highest = records.best(SERVER, self.metric, self.kind)
@@ -215,3 +226,215 @@ class TimeTo(ColumnSettings):
     def spent(self, run: Run) -> Mapping[int, float]:
         """Round -> cost until its end, round 0 included."""
         return {0: 0.0} | run.records.series(SERVER, "virtual_seconds", PACE)
+
+
+class Gauge(ColumnSettings):
+    """A figure, or a figure minus another, explained by ``reads``.
+
+    NaN for a run whose method has no such part.
+    """
+
+    short_name: ClassVar[str] = "gauge"
+    is_outcome: ClassVar[bool] = False
+
+    shows: SerializeAsAny[ColumnSettings] = Field(description="the figure, any other column")
+    minus: SerializeAsAny[ColumnSettings] | None = Field(default=None, description="a column to subtract")
+    reads: str = Field(description="meaning and unit, in plain words")
+    above: float | None = Field(default=None, description="from here up 'then' holds")
+    below: float | None = Field(default=None, description="from here down 'then' holds")
+    then: str = Field(default="", description="consequence beyond the limits, in plain words")
+    digits: int = Field(default=1, ge=0, le=9)
+
+    @field_validator("shows", "minus", mode="before")
+    @classmethod
+    def _column(cls, value: Any) -> Any:
+        return named_column(value)
+
+    @property
+    def parts(self) -> list[ColumnSettings]:
+        """The figure, and the subtracted one."""
+        return [part for part in (self.shows, self.minus) if part is not None]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identity of the figures alone, as words and limits do not change them."""
+        return {"name": self.component_name(), "parts": [part.identity for part in self.parts]}
+
+    @property
+    def in_words(self) -> str:
+        """``percent of equal weights' entropy; from 99 up GCA cannot act``."""
+        ways = {"up": self.above, "down": self.below}
+        limits = [f"from {limit:g} {way}" for way, limit in ways.items() if limit is not None]
+        return f"{self.reads}; {' and '.join(limits)} {self.then}" if limits else self.reads
+
+    def is_beyond(self, value: float) -> bool:
+        """True if a figure is beyond a limit, so that ``then`` holds."""
+        return (self.above is not None and value >= self.above) or (self.below is not None and value <= self.below)
+
+    def require(self, experiment: Experiment) -> None:
+        for part in self.parts:
+            part.require(experiment)
+
+    @property
+    def needs_models(self) -> bool:
+        return any(part.needs_models for part in self.parts)
+
+    def is_at_hand(self, folder: Path) -> bool:
+        return all(part.is_at_hand(folder) for part in self.parts)
+
+    def measure(self, run: Run) -> float:
+        try:
+            first, *second = (part.measure(run) for part in self.parts)
+        except ConfigError:  # the method has no such part
+            return math.nan
+        return first - sum(second)
+
+
+class Recorded(ColumnSettings):
+    """A metric that the server recorded, mean over rounds, or the difference among several.
+
+    ``mean`` in their own unit; ``spread``, standard deviation in percent of their mean (0: all alike); ``departure``,
+    mean distance of each share of their sum from an equal share, in percent of that (0: all alike; 200 (1 - 1 / n): one
+    of n has all).
+    """
+
+    short_name: ClassVar[str] = "recorded"
+    is_outcome: ClassVar[bool] = False
+
+    metric: str = Field(description="its name, such as teacher.r1_sum; * stands for any text, as in loss.*")
+    over: Literal["mean", "spread", "departure"] = Field(default="mean", description="statistic over several")
+    round: Literal["first", "last", "all"] = Field(default="all", description="rounds with a record")
+
+    def measure(self, run: Run) -> float:
+        records = run.records
+        known = records.metric_names(SERVER, "train")
+        series = [records.series(SERVER, name, "train") for name in known if fnmatchcase(name, self.metric)]
+        if not series:
+            valid = nearest(self.metric, known)
+            raise ConfigError(f"metric: the server of '{run.name}' recorded no '{self.metric}'; {valid}")
+        rounds = sorted({number for one in series for number in one})[_ROUNDS[self.round]]
+        return fmean(self._figure([one[number] for one in series if number in one]) for number in rounds)
+
+    def _figure(self, values: Sequence[float]) -> float:
+        mean = fmean(values)
+        if self.over == "mean":
+            return mean
+        if not mean:
+            return math.nan
+        if self.over == "spread":
+            return 100 * pstdev(values) / abs(mean)
+        return 100 * fmean(abs(value / mean - 1) for value in values)
+
+
+class AnalysisColumn(ColumnSettings):
+    """A figure in the JSON of an analysis (``polyfed analyse``), whose files are kept in the cell."""
+
+    short_name: ClassVar[str] = "analysis"
+
+    analysis: str = Field(description="name of an analysis, or a class in a file next to the study, FILE.py:Class")
+    figure: str = Field(description="dotted path in the JSON, such as overall_decrease or eigenvalues.0")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the analysis, by name")
+
+    @property
+    def asked(self) -> Analysis:
+        """The analysis with its settings.
+
+        Raises:
+            ConfigError: The analysis is unknown, or a setting is wrong.
+        """
+        analysis = analysis_class(self.analysis)
+        try:
+            return with_settings(analysis, self.options)
+        except ConfigError as error:
+            raise ConfigError(f"options: {error}") from error
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identity by class and code for an analysis in a file, independent of its path."""
+        if not is_file_class(self.analysis):
+            return super().identity
+        asked = self.asked
+        return super().identity | {"analysis": asked.title()} | own_code(asked)
+
+    def require(self, experiment: Experiment) -> None:
+        _ = self.asked
+
+    @property
+    def needs_models(self) -> bool:
+        return True
+
+    def is_at_hand(self, folder: Path) -> bool:
+        """True if the saved result of the analysis, shared by its columns, is there."""
+        return super().is_at_hand(folder) or _saved(folder, self.asked, self._given) is not None
+
+    def measure(self, run: Run) -> float:
+        return json_value(_content(run, self.analysis, self._given), self.figure)
+
+    @property
+    def _given(self) -> str:
+        return json.dumps(self.options, sort_keys=True)
+
+
+@lru_cache(maxsize=32)  # columns share an analysis, which may take minutes
+def _content(run: Run, name: str, options: str) -> Any:
+    asked = AnalysisColumn(analysis=name, figure="", options=json.loads(options)).asked
+    if (content := _saved(run.folder, asked, options)) is None:
+        asked.answer(run).save(ready_folder(run.folder / FOLDER), asked.stem, options=options, **own_code(asked))
+        content = _saved(run.folder, asked, options)
+    return content
+
+
+def _saved(folder: Path, asked: Analysis, options: str) -> Any:
+    """Result of an analysis with these options and this code in a run's folder; None without one."""
+    try:
+        content = file_json((folder / FOLDER / f"{asked.stem}.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    code = own_code(asked).get("own_code")
+    # a file without its code is of an analysis in the package
+    return content if content.get("options") == options and content.get("own_code", code) == code else None
+
+
+class Downstream(ColumnSettings):
+    """A metric of a task of a downstream suite, mean over its draws, of the run's final model."""
+
+    short_name: ClassVar[str] = "downstream"
+
+    suite: str = Field(description="name of a suite (polyfed downstream), or a YAML file")
+    task: str = Field(description="task of the suite")
+    metric: str = Field(description="name of the metric in the task's table")
+    condition: str | None = Field(default=None, description="row of the task's table, such as 1 %; null: the first")
+    client: str | None = Field(default=None, description="test this client's model; null: the server's")
+    seed: int = Field(default=42, ge=0, description="of all draws")
+    draws: int | None = Field(default=None, ge=1, description="draws; null: as in the suite")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identity by the name of the suite, independent of its path."""
+        return super().identity | {"suite": Path(self.suite).stem}
+
+    @property
+    def needs_models(self) -> bool:
+        return True
+
+    def measure(self, run: Run) -> float:
+        outcome = _task(run, self.suite, self.task, self.client, self.seed, self.draws)
+        rows = {row["on"]: row["metrics"] for row in outcome["rows"]}
+        row = next(iter(rows)) if self.condition is None else self.condition
+        if row not in rows:
+            raise ConfigError(f"condition: task '{self.task}' has no row '{row}'; {nearest(row, rows)}")
+        if self.metric not in rows[row]:
+            raise ConfigError(f"metric: task '{self.task}' does not measure it; {nearest(self.metric, rows[row])}")
+        return float(rows[row][self.metric]["mean"])
+
+
+@lru_cache(maxsize=32)  # columns share a task, which may take minutes
+def _task(run: Run, suite: str, task: str, client: str | None, seed: int, draws: int | None) -> dict[str, Any]:
+    from polyfed.lab.downstream.suite import Suite, opened_model, run_suite
+
+    opened = opened_model(run, None, client)
+    findings = run_suite(
+        opened.subject, Suite.load(suite).only(task), opened.data, name=Path(suite).stem, seed=seed, draws=draws
+    )
+    content: dict[str, Any] = findings.figures["tasks"][task]
+    return content
