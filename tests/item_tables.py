@@ -19,7 +19,6 @@ from polyfed.data.sources.stored import Parquet
 from polyfed.data.tables import SplitTable, split_of_table
 from polyfed.data.view import DataContext
 
-COUNTRIES = ["Italy", "Spain", "Italy", None, "Germany", "Italy"]
 FEATURES = {"group": {"names": ["Head", "Thorax"], "_type": "ClassLabel"}}
 
 
@@ -61,7 +60,7 @@ def table(**changed: Any) -> pa.Table:
         "text": [f"report {n}" for n in range(6)],
         "captions": [[f"one {n}", f"two {n}"] for n in range(6)],
         "ok": [True, False, True, True, False, True],
-        "country": COUNTRIES,
+        "country": ["Italy", "Spain", "Italy", None, "Germany", "Italy"],
         "age": [1.5] * 6,
         "group": [0, 1, 1, 0, 1, 0],
         "mention": pa.array([0, 1, 0, 1, 1, 0], pa.int8()),
