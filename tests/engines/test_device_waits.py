@@ -1,4 +1,4 @@
-"""How often a round waits for the device, and how many operators it runs beside those of a plain loop.
+"""How often a round waits for the device, and its number of operators over that of a plain loop.
 
 Seconds of a GPU cannot be measured here, but each of these can be counted: a value that is fetched stops the device's
 queue, and an operator costs a launch. ``numpy`` is not among the fetches, as it fails for tensors of a device.
@@ -121,7 +121,7 @@ def test_a_client_waits_for_the_device_a_few_times_and_adds_few_operators(
         assert fetches <= WAITS
         assert operators <= OPERATORS * plain_operators
     assert deep[0] == shallow[0]
-    # an alias of each tensor of a reply, and once a round the copy with which a mean begins
+    # an alias of each tensor of a reply, and once per round the copy with which a mean begins
     added = (deep[1] - deep[2]) - (shallow[1] - shallow[2])
     assert added <= 1.25 * (deep[3] - shallow[3])
 
