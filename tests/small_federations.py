@@ -26,6 +26,13 @@ NAMED = ("promptfl", "fedclip")
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
+ENGINES: dict[str, Config] = {
+    "serialized": {"name": "local", "serialize": True},
+    "ray": {"name": "ray", "workers": 2},
+    "flower": {"name": "flower", "nodes": 2},
+}
+"""Engines on which a run ends in the bits of the local one."""
+
 # ---- parts
 
 

@@ -24,6 +24,13 @@ def image(path: Path, seed: int, size: tuple[int, int] = (16, 12), orientation: 
     return path
 
 
+def pictures(folder: Path, *names: str) -> Path:
+    """The folder, with noisy images of these names."""
+    for number, name in enumerate(names):
+        image(folder / name, number, (8, 8))
+    return folder
+
+
 def classes(top: Path) -> None:
     """Class folders, with what a NAS, a Mac and a scanner put next to them."""
     for number in range(40):

@@ -21,15 +21,9 @@ from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.stored import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import StarterEncoders
-from zoo import image, sounds
+from zoo import image, pictures, sounds
 
 CSV = "file_name,caption,price\na.png,a red thing,3\na.png,something red,3\nb.png,a blue thing,4\n"
-
-
-def pictures(folder: Path, *names: str) -> Path:
-    for number, name in enumerate(names):
-        image(folder / name, number, (8, 8))
-    return folder
 
 
 def files(folder: Path, content: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from item_tables import in_memory
+from item_tables import Table, in_memory
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble, item_labels, of_items, order_of, require_disjoint
 from polyfed.data.samples import Inputs, Samples, union
@@ -169,17 +169,6 @@ def test_a_lazy_target_is_loaded_with_its_batch() -> None:
     assert {name: values.tolist() for name, values in batch.targets.items()} == {"label": [1, 2], "notes": [6, 2]}
     assert samples.blank().batch(torch.tensor([0])).targets["notes"].tolist() == [0]
     assert list(samples.without_targets(["notes"]).batch(torch.tensor([0])).targets) == ["label"]
-
-
-class Table:
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.values[rows] + (0.0 if generator is None else torch.rand((), generator=generator))
 
 
 def samples(start: int, items: list[int], matches: list[int] | None = None, **classes: tuple[str, ...]) -> Samples:

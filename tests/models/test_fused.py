@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from item_tables import Table
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.models.fusion import (
@@ -55,17 +56,6 @@ class Steps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         values, mask = self.positions(x)
         return (values * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True)
-
-
-class Table:
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.values[rows]
 
 
 ROWS = {"a": torch.tensor([4, 4, 1, 0, 1]), "b": torch.tensor([7, 2, 9, 0, 5])}  # siblings share a row of "a"
