@@ -164,9 +164,7 @@ def same(a: Weights, b: Weights) -> bool:
 
 
 def assert_close(actual: Weights, expected: Weights, atol: float = 5e-5) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in actual.items():
-        torch.testing.assert_close(value, expected[name], atol=atol, rtol=1e-5, msg=name)
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-5)
 
 
 def furthest(a: Weights, b: Weights) -> float:

@@ -172,7 +172,6 @@ def lying(config: Config, how: str, liars: tuple[str, ...], count: int = 6, sinc
     """Image clients of FedAvg, with batch normalisation and norm clipping, of which some lie from a round on."""
     method = {"name": f"{Lies.__module__}.Lies", "how": how, "liars": list(liars), "since": since}
     config["aggregation"], config["run"] = {"clip": {"weight": 6}}, config["run"] | {"on_error": "exclude"}
-    algorithm = method | {"local_epochs": 1}
     clients = {"image": config["clients"]["image"] | {"count": count}}
     config["data"]["sources"]["private"]["train"] = 16 * count
-    return config | {"algorithm": algorithm, "clients": clients, "server": None, "public": None}
+    return config | {"algorithm": method | {"local_epochs": 1}, "clients": clients, "server": None, "public": None}

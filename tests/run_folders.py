@@ -62,8 +62,7 @@ def write_run(folder: Path, *, rounds: int = 12, seed: int = 0, gain: float = 30
         for client, group in clients.items():
             if draw.random() < 0.7:
                 accuracy = gain + draw.uniform(-9, 9) + number
-                name = "r1_sum" if group == "paired" else "accuracy"
-                found = {name: accuracy, "loss": 2.0 / number, "n": 50.0}
+                found = {"r1_sum" if group == "paired" else "accuracy": accuracy, "loss": 2.0 / number, "n": 50.0}
                 metrics.append({"round": number, "participant": client, "kind": "test", "metrics": found})
             for direction, size in (("down", 3_000_000), ("up", 1_500_000)):
                 line = {"round": number, "client": client, "direction": direction, "step": "fit"}

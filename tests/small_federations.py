@@ -26,6 +26,13 @@ NAMED = ("promptfl", "fedclip")
 CAPTIONS = {"columns": {"image": "image", "text": "captions"}}
 RETRIEVAL = {"name": "retrieval", "objective": "info_nce"}
 
+ENGINES: dict[str, Config] = {
+    "serialized": {"name": "local", "serialize": True},
+    "ray": {"name": "ray", "workers": 2},
+    "flower": {"name": "flower", "nodes": 2},
+}
+"""Engines on which a run ends in the bits of the local one."""
+
 # ---- parts
 
 
@@ -35,8 +42,7 @@ def pixels() -> Config:
 
 def words(length: int = 16, size: int | None = None) -> Config:
     """The view of a text; ``size`` entries of a hashing tokenizer, which need not be trained."""
-    tokenizer = {"tokenizer": {"name": "hashing", "size": size}} if size else {}
-    return {"name": "tokens", "length": length} | tokenizer
+    return {"name": "tokens", "length": length} | ({"tokenizer": {"name": "hashing", "size": size}} if size else {})
 
 
 def resnet() -> Config:
@@ -67,11 +73,10 @@ def scenes(train: int, validation: int, test: int, **more: Any) -> Config:
 
 def three_sources(sets: Config, paired: Config) -> Config:
     """Pairs, images alone, and texts alone with their topics."""
-    topics = {"columns": {"text": "text"}, "targets": {"topic": "topic"}}
     return {
         "scenes": sets | paired,
         "pictures": sets | {"seed": 1, "columns": {"image": "image"}},
-        "texts": sets | {"seed": 2} | topics,
+        "texts": sets | {"seed": 2, "columns": {"text": "text"}, "targets": {"topic": "topic"}},
     }
 
 

@@ -138,8 +138,7 @@ class Leaf(Middle, Base):
 
 
 def test_fields_of_ancestors_count_once(tmp_path: Path) -> None:
-    known = classes(modules(tree(tmp_path, public="", core__some=CODE)))
-    assert fields("Leaf", known) == {"one", "two", "three"}
+    assert fields("Leaf", classes(modules(tree(tmp_path, public="", core__some=CODE)))) == {"one", "two", "three"}
 
 
 def test_duplicates_and_wide_classes_are_seen(tmp_path: Path) -> None:

@@ -17,12 +17,18 @@ Make = Callable[[Path], None]
 def image(path: Path, seed: int, size: tuple[int, int] = (16, 12), orientation: int = 1) -> Path:
     """A noisy image; of JPEGs with a mark of EXIF."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), np.uint8)
-    picture = Image.fromarray(pixels)
+    picture = Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), np.uint8))
     exif = picture.getexif()
     exif[0x0112] = orientation
     picture.save(path, **({"exif": exif} if orientation != 1 else {}))
     return path
+
+
+def pictures(folder: Path, *names: str) -> Path:
+    """The folder, with noisy images of these names."""
+    for number, name in enumerate(names):
+        image(folder / name, number, (8, 8))
+    return folder
 
 
 def classes(top: Path) -> None:

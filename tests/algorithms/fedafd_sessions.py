@@ -46,5 +46,4 @@ def asked(
     fields = {"representations": crossing(session, known), "encoders": Weights(encoders or {}), "version": 1}
     after = session.cohorts.accepted.get(client)
     reply = site_of(session).handle(request(client, Payload(fields), (number, 0), after))
-    messages = of_samples(session, reply.fields["representations"])
-    return Payload(reply.fields | {"representations": messages})
+    return Payload(reply.fields | {"representations": of_samples(session, reply.fields["representations"])})

@@ -10,12 +10,11 @@ _HALF = {"name": "momentum", "momentum": 0.0, "lr": 0.5}
 _NOT_JOINT = {"task": {"order": "last"}}
 _PROCRUSTES: dict[str, Any] = {"teacher": {"alignment": {"kind": "procrustes"}}}
 _RIDGE: dict[str, Any] = {"teacher": {"alignment": {"kind": "ridge"}}}
-_SHARED = {"name": "by_slot", "layers": "blocks"}
 
 VALUES: dict[tuple[str, str], Any] = {
     ("", "adversarial.batch_size"): 4,
     ("", "adversarial.batches_per_epoch"): 1,
-    ("", "averaging"): _SHARED,
+    ("", "averaging"): {"name": "by_slot", "layers": "blocks"},
     ("", "contrast.batch_size"): 4,
     ("", "contrast.batches_per_epoch"): 1,
     ("", "contrast.queue"): 4,

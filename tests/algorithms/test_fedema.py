@@ -71,8 +71,7 @@ class ByHand:
         target.load_state_dict(self.target or received)
         second = generator(self.session.server.clock.seed, number, self.name, "second-views")
         samples, losses = self.session.federation.train(member), []
-        batches = woken(self.session, self.name, (number, 0)).batches(samples, "task-0")
-        for batch in itertools.islice(batches, 2):
+        for batch in itertools.islice(woken(self.session, self.name, (number, 0)).batches(samples, "task-0"), 2):
             x = model.encoders["image"](batch.inputs["image"])
             loss = self.task_weight * F.cross_entropy(model.heads[member.head](x), batch.targets["label"])
             again = samples.inputs["image"](samples.rows["image"][batch.index], second)

@@ -132,13 +132,11 @@ def test_one_step_is_that_of_the_weighted_sum(tiny: Config, tmp_path: Path) -> N
     student, teachers = student_of(method, server)
     assert list(student.predictors) == ["image"]  # texts have no random view
     batch = server.public_set.batch(torch.tensor([2, 30, 51]), generator(1))
-    stream = server.generator("second-views")
-    again = server.public_set.batch(batch.index, stream, ["image"])
+    again = server.public_set.batch(batch.index, server.generator("second-views"), ["image"])
     torch.manual_seed(3)  # of the dropout
-    messages = method.public.batch_outputs(server, server.model, batch, list(teachers))
     contrast = sum(
         contrast_by_hand(student, name, own, teachers[name].values[:, batch.index], batch.items.tolist(), 0.1)
-        for name, own in messages.items()
+        for name, own in method.public.batch_outputs(server, server.model, batch, list(teachers)).items()
     )
     own = copy.deepcopy(student.views.target.state_dict())
     encoder, views = server.model.encoders["image"], (batch.inputs["image"], again.inputs["image"])

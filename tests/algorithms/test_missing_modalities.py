@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 from torch import Tensor
 
 import polyfed
 from grids import mostly_slow
 from misbehaving import contents
-from polyfed.data import samples as samples_module
-from polyfed.data.samples import Inputs
+from polyfed.data.samples import Inputs, Samples
 from polyfed.runs.experiment import Experiment
 from polyfed.tasks.imputations import Imputation
 from sessions import prepared, woken
 from small_federations import METHODS, Config, federation_for, tiny_experiment
 
-with_gaps = samples_module.with_gaps
+loaded = Samples._loaded
 
 
 def poisoned(
-    inputs: Inputs, rows: Int64[Tensor, " b"], there: Bool[Tensor, " b"], generator: torch.Generator | None
+    samples: Samples, inputs: Inputs, rows: Tensor, generator: torch.Generator | None, there: Bool[Tensor, " b"]
 ) -> Tensor:
     """Inputs that must not be read: NaN in place of a missing modality, or a number that no table has."""
-    filled = with_gaps(inputs, rows, there, generator)
+    filled = loaded(samples, inputs, rows, generator, there)
+    assert isinstance(filled, Tensor)
     poison = float("nan") if filled.is_floating_point() else torch.iinfo(filled.dtype).max
     return filled.clone().index_fill_(0, (~there).nonzero()[:, 0], poison)
 
@@ -57,7 +57,7 @@ def test_what_a_sample_lacks_is_never_looked_at(method: str, tmp_path: Path, mon
     if config is None:
         pytest.skip("all clients have one modality")
     config["run"] |= {"rounds": 2, "eval_every": 2}
-    monkeypatch.setattr(samples_module, "with_gaps", poisoned)
+    monkeypatch.setattr(Samples, "_loaded", poisoned)
     run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not run.records.events
     measured = [value for one in run.records.measurements for value in one.metrics.values()]
@@ -80,13 +80,12 @@ def test_every_imputation_trains_and_is_averaged_alike_on_a_wire(
     imputation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = classifying(imputation={"name": imputation, "dropout": 0.3}, given="each")
-    monkeypatch.setattr(samples_module, "with_gaps", poisoned)
+    monkeypatch.setattr(Samples, "_loaded", poisoned)
     run = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
     assert not run.records.events
     assert {"accuracy", "accuracy_given_image", "accuracy_given_text"} <= run.records.last("paired-0").keys()
     config["run"]["engine"] = {"name": "local", "serialize": True}
-    again = polyfed.run(Experiment.parse(config), tmp_path / "again", quiet=True)
-    assert contents(run) == contents(again)
+    assert contents(run) == contents(polyfed.run(Experiment.parse(config), tmp_path / "again", quiet=True))
 
 
 def noised(imputation: str) -> Config:

@@ -102,8 +102,7 @@ def test_discriminators_and_branches_have_the_papers_size() -> None:
     assert sum(x.numel() for x in Discriminator(256).parameters()) == 41_217
     assert sum(x.numel() for x in fusion.pooled[0].parameters()) == 33_728
     assert sum(x.numel() for x in fusion.parameters()) == 134_912
-    three = GranularityFusion(256, shared_global_branch=True)
-    assert sum(x.numel() for x in three.parameters()) == 101_184
+    assert sum(x.numel() for x in GranularityFusion(256, shared_global_branch=True).parameters()) == 101_184
 
 
 def crossed(ledger: Ledger) -> dict[tuple[int, str, str], set[int]]:

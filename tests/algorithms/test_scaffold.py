@@ -103,8 +103,7 @@ def test_the_mean_gradient_of_plain_sgd_is_option_two() -> None:
     for epoch in epochs.through(5):
         trainer.step(model(xs[epoch]).sin().square().sum(), correct)
     for name, value in model.named_parameters():
-        expected = (start[name] - value) / (5 * 0.1) - c[name] + own[name]
-        assert torch.allclose(sums[name] / 5, expected, atol=1e-12)
+        assert torch.allclose(sums[name] / 5, (start[name] - value) / (5 * 0.1) - c[name] + own[name], atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["clients", "samples"])

@@ -58,8 +58,7 @@ def test_source_has_the_same_components_as_import(component: str) -> None:
 
 
 def test_bodies_of_functions_change_nothing_that_classes_declare() -> None:
-    modules = [info.name for info in pkgutil.walk_packages(polyfed.__path__, "polyfed.") if not info.ispkg]
-    for module in modules:
+    for module in [info.name for info in pkgutil.walk_packages(polyfed.__path__, "polyfed.") if not info.ispkg]:
         source = Path(str(importlib.util.find_spec(module).origin)).read_text("utf-8")  # type: ignore[union-attr]
         classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
         declared = declarations.class_declarations(module)

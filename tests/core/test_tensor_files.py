@@ -73,8 +73,7 @@ def test_a_writer_makes_no_copy_of_a_model(tmp_path: Path, writer: str) -> None:
 
 
 def test_a_checkpoint_has_the_digest_of_its_file(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.save_checkpoint(Checkpoint(3, ODD, {}))
+    RunFolder(tmp_path).save_checkpoint(Checkpoint(3, ODD, {}))
     content = (tmp_path / "checkpoints" / "round-000003.safetensors").read_bytes()
     assert f'"sha256": "{hashlib.sha256(content).hexdigest()}"' in next(tmp_path.rglob("*.json")).read_text()
 
@@ -96,8 +95,7 @@ def test_weights_of_a_model_are_once_on_the_disk(tmp_path: Path) -> None:
         for name in ("model.safetensors", "frozen.safetensors"):
             assert (tmp_path / "best" / name).samefile(tmp_path / "last" / name)
     before = (tmp_path / "best" / "model.safetensors").read_bytes()
-    other = KeptModel({}, {}, lambda: {"weight": torch.ones(2)})
-    save_model(RunFolder(tmp_path), ["last"], 3, other, None)
+    save_model(RunFolder(tmp_path), ["last"], 3, KeptModel({}, {}, lambda: {"weight": torch.ones(2)}), None)
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
     assert len([*tmp_path.rglob("*.safetensors")]) == 4
     assert not [*tmp_path.rglob("*.tmp")]

@@ -180,8 +180,7 @@ def test_neighbouring_positions_are_averaged():
     assert backbones.averaged_neighbours(picture[:, 1:], None, 1)[0, :, 0].tolist() == [8.5]
     texts = torch.arange(1.0, 6).repeat(3, 1).unsqueeze(2)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]).bool()
-    runs = backbones.averaged_neighbours(texts, mask, 2)[:, :, 0]
-    assert runs.tolist() == [[2, 4.5], [1.5, 3], [1, 0]]
+    assert backbones.averaged_neighbours(texts, mask, 2)[:, :, 0].tolist() == [[2, 4.5], [1.5, 3], [1, 0]]
 
 
 def test_a_frozen_backbone_is_frozen_and_leaves_the_generator_alone(vit):
@@ -285,8 +284,7 @@ HOSTILE = {
 @pytest.mark.parametrize(("config", "index", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_a_folder_chooses_neither_code_nor_files_elsewhere(vit, monkeypatch, config, index, message):
     monkeypatch.setattr("torch.load", None)
-    content = json.loads((vit / "config.json").read_text())
-    (vit / "config.json").write_text(json.dumps(content | config))
+    (vit / "config.json").write_text(json.dumps(json.loads((vit / "config.json").read_text()) | config))
     if index:
         (vit / "model.safetensors").unlink()
         (vit / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))

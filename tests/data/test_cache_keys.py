@@ -65,10 +65,9 @@ def _folder(top: Path) -> None:
         for row in range(8):
             _image(top / site / "images" / f"{row}.png", 10 * row + (site == "other"))
         for name, turn in (("captions", 0), ("letters", 3)):
-            order = [*range(turn, 8), *range(turn)]
             lines = [
                 f"{row}.png,{ROWS['fold'][row]},word {place} of {name} in {site},{7 - row}.png"
-                for place, row in enumerate(order)
+                for place, row in enumerate([*range(turn, 8), *range(turn)])
             ]
             (top / site / f"{name}.csv").write_text("\n".join(["image,fold,text,pair", *lines]))
 
@@ -102,7 +101,6 @@ ROLES: dict[str, list[Any]] = {
     "reading": [{"fold_labels": True}],
 }
 BASE = {"path": "site", "columns": {"text": "text"}, "targets": {"label": "label"}}
-SCENES = {"train": 6, "validation": 3, "test": 3, "size": 16}
 # source -> what makes its data, its settings, and other values of every field
 SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[Any]]]] = {
     "parquet": (
@@ -169,7 +167,7 @@ SOURCES: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, list[
     ),
     "scenes": (
         _none,
-        SCENES,
+        {"train": 6, "validation": 3, "test": 3, "size": 16},
         {
             **{"train": [7], "validation": [4], "test": [4], "size": [24], "seed": [1], "difficulty": [0.9]},
             **{"domain": ["night"], "shift": [0.5], "keep_first": [{"captions": 2}], "first": [{"train": 2}]},
@@ -262,8 +260,7 @@ def _site(top: Path, shade: int, word: str) -> None:
         path = top / f"{row}.bmp"
         _image(path, shade + row)
         os.utime(path, ns=(1, 1))
-    lines = [f"{row}.bmp,{word} {row}" for row in range(3)]
-    (top / "captions.csv").write_text("\n".join(["image,text", *lines]))
+    (top / "captions.csv").write_text("\n".join(["image,text", *(f"{row}.bmp,{word} {row}" for row in range(3))]))
     os.utime(top / "captions.csv", ns=(1, 1))
 
 
@@ -314,8 +311,7 @@ def test_numbers_of_classes_that_other_splits_decide_are_part_of_the_key(tmp_pat
         source = {"path": "site", "columns": {"text": "text"}, "targets": {"label": "code"}}
         if not keys:
             pq.write_table(pa.table({"text": ["a", "b"], "code": [3, 40]}), tmp_path / "site" / "train.parquet")
-        rows = pa.table({"text": ["c"] * len(codes), "code": codes})
-        pq.write_table(rows, tmp_path / "site" / "test.parquet")
+        pq.write_table(pa.table({"text": ["c"] * len(codes), "code": codes}), tmp_path / "site" / "test.parquet")
         split = _opened("parquet", source, "train", tmp_path)
         assert split is not None
         keys.append((split.read("code").fingerprint, split.read("code").values.to_pylist()))

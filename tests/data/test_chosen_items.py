@@ -139,8 +139,7 @@ def test_only_what_is_listed_must_be_there_and_only_items_that_fit_are_counted(t
 def test_lists_lack_when_empty_or_with_a_gap() -> None:
     lists = pa.chunked_array([[["a"], [], None], [["b", None], ["c", " "], ["d", "e"]]])
     assert lacking(lists).tolist() == [False, True, True, True, True, False]
-    numbers = pa.chunked_array([[1, None, 0]])
-    assert lacking(numbers).tolist() == [False, True, False]
+    assert lacking(pa.chunked_array([[1, None, 0]])).tolist() == [False, True, False]
     path_only = pa.chunked_array([[{"bytes": None, "path": "a.jpg"}, {"bytes": b"", "path": None}, NO_PICTURE, None]])
     assert lacking(path_only).tolist() == [False, False, True, True]
     assert lacking(pa.chunked_array([], pa.string())).tolist() == []
@@ -208,8 +207,7 @@ def test_medical_sets_become_usable() -> None:
 def test_items_with_equal_values_answer_each_other(tmp_path: Path) -> None:
     split = opened(written(tmp_path), matches="note", columns={"image": "image", "text": "captions"})
     views = {"image": Pixels(size=8), "text": Tokens(tokenizer=Words(), length=4)}
-    context = DataContext(tmp_path / "cache", public={"text": split.modality("text")})
-    samples = assemble(split, views, context)
+    samples = assemble(split, views, DataContext(tmp_path / "cache", public={"text": split.modality("text")}))
     notes = table()["note"].to_pylist()
     owners = [notes[item] if (notes[item] or " ").strip() else f"<{item}>" for item in samples.items.tolist()]
     assert samples.matches.dtype == torch.int64
@@ -218,8 +216,7 @@ def test_items_with_equal_values_answer_each_other(tmp_path: Path) -> None:
         for j, other in enumerate(owners):
             assert (samples.matches[i] == samples.matches[j]).item() == (mine == other), (i, j)
     assert samples.batch(torch.tensor([0, 4])).matches.unique().numel() == 1
-    part = of_items(samples, torch.tensor([2, 0]))
-    assert part.matches.tolist() == [samples.matches[0].item()] * 4
+    assert of_items(samples, torch.tensor([2, 0])).matches.tolist() == [samples.matches[0].item()] * 4
 
 
 def test_matches_default_to_the_items_and_survive_selection(tmp_path: Path) -> None:
@@ -330,8 +327,7 @@ def test_an_image_without_captions_is_one_sample_and_a_blank_caption_none(tmp_pa
 
 
 def test_targets_are_never_missing_and_lists_fit_where_both_are_there(tmp_path: Path) -> None:
-    samples = kept(tmp_path, [PICTURES[0], None], ["one", "two"], [None, 1])
-    assert rows_of(samples) == {"image": [-1], "text": [0]}
+    assert rows_of(kept(tmp_path, [PICTURES[0], None], ["one", "two"], [None, 1])) == {"image": [-1], "text": [0]}
     with pytest.raises(DataError, match=r"item 0: .* hold lists of different length"):
         kept(tmp_path, [[PICTURES[0]], []], [["a", "b"], ["c"]])
     with pytest.raises(DataError, match="all 2 items are incomplete"):
@@ -369,8 +365,7 @@ def test_public_items_lack_nothing_and_clients_keep_what_they_can_read(tmp_path:
     assert "missing" not in held
     both = population.train(population.members["paired-0"])
     held = population.holding(population.members["paired-0"])
-    lost = {name: int((both.rows[name] < 0).sum()) for name in ("image", "text")}
-    assert held["missing"] == lost
+    assert held["missing"] == {name: int((both.rows[name] < 0).sum()) for name in ("image", "text")}
     assert "unreadable" not in held
     there = {tuple((both.rows[name][k] >= 0).item() for name in ("image", "text")) for k in range(len(both))}
     assert there >= {(True, False), (False, True)}

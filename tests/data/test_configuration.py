@@ -22,7 +22,6 @@ from polyfed.data.views.pixels import Pixels
 from polyfed.data.views.tokens import Tokens
 
 WHERE = {"ok": True, "mention": [1, 0], "country": ["Italy", "1"]}
-FOLDER = Parquet(path="set", columns={"text": "questions"})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ FOLDER = Parquet(path="set", columns={"text": "questions"})
         (Source, {"name": "mimic_cxr", "path": "cxr"},
          MimicCxr(path="cxr", columns={"image": "image", "text": "text"}, matches="study")),
         (Source, {"name": "questions", "of": {"name": "parquet", "path": "set", "columns": {"text": "questions"}}},
-         Questions(of=FOLDER, columns={"text": "questions"})),
+         Questions(of=Parquet(path="set", columns={"text": "questions"}), columns={"text": "questions"})),
         (View, {"name": "tokens", "tokenizer": {"name": "hashing", "size": 99}, "drop": 0.1},
          Tokens(tokenizer=Hashing(size=99), drop=0.1)),
         (View, "tokens", Tokens(tokenizer=Words(), length=32)),
@@ -54,8 +53,7 @@ def test_components_are_named_and_survive_being_written(
     component = family.model_validate(settings)
     assert type(component) is type(expected)
     assert component == expected
-    again = family.model_validate(json.loads(json.dumps(component.model_dump(mode="json"))))
-    assert again == component
+    assert family.model_validate(json.loads(json.dumps(component.model_dump(mode="json")))) == component
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,7 @@ def test_a_column_of_file_names_is_found_by_its_content(
         "\n".join((heading, *rows)),
         files=(*FILES, *(f"{k}.png" for k in range(9)), *(f"00{k}.png" for k in range(9))),
     )
-    names = [name for name in heading.split(",") if name not in columns]
-    assert names == ([result] if result else [])
+    assert [name for name in heading.split(",") if name not in columns] == ([result] if result else [])
 
 
 def test_two_columns_that_may_name_the_images_are_refused(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def context(tmp_path) -> DataContext:
     torch.manual_seed(0)
     folder = tmp_path / "weights" / "vit"
     with quiet():
-        model = ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False)
-        model.save_pretrained(folder)
+        ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8), add_pooling_layer=False).save_pretrained(folder)
     preprocessor = {"size": {"height": 32, "width": 32}, "resample": 3, **STATISTICS}
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return DataContext(tmp_path / "cache", weights=tmp_path / "weights")
@@ -82,8 +81,7 @@ def test_features_equal_the_backbone_by_hand(context, pool, shape):
         model = ViTModel.from_pretrained(context.weights / "vit", add_pooling_layer=False).eval()
     for row, result in zip(rows.tolist(), got, strict=True):
         picture = Image.open(io.BytesIO(images[row]["bytes"])).resize((32, 32), Image.Resampling.BICUBIC)
-        x = torch.tensor(np.asarray(picture)).permute(2, 0, 1)[None] / 127.5 - 1
-        tokens = model(x).last_hidden_state[0]
+        tokens = model(torch.tensor(np.asarray(picture)).permute(2, 0, 1)[None] / 127.5 - 1).last_hidden_state[0]
         expected = {"auto": tokens[0], "mean": tokens.mean(0), "tokens": tokens}[pool]
         torch.testing.assert_close(result, expected, atol=5e-3, rtol=5e-3)
     assert torch.equal(opened(rows, torch.Generator()), got)
@@ -97,8 +95,7 @@ def test_features_are_computed_once_per_content_and_settings(context, loads):
         anew = replace(context, fitted={})  # of another run
         return view.open(column, "image", anew)(torch.arange(3))
 
-    first = of(view, column(images))
-    assert torch.equal(first, of(view, column(images)))
+    assert torch.equal(of(view, column(images)), of(view, column(images)))
     of(Features(backbone="vit", batch_size=1), column(images))
     of(Features(backbone=str(context.weights / "vit")), column(images))
     of(view, column(images, "copied elsewhere"))
@@ -155,17 +152,14 @@ def test_spec_needs_no_weights_and_is_remembered(context, monkeypatch):
     assert view.spec("image", context).shape == (37, 16)
     monkeypatch.setattr(backbones, "outline", None)
     assert view.spec("image", context).shape == (37, 16)
-    again = DataContext(context.cache, weights=context.weights)
-    assert view.spec("image", again).shape == (37, 16)
+    assert view.spec("image", DataContext(context.cache, weights=context.weights)).shape == (37, 16)
 
 
 def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context, monkeypatch):
-    images = column([png(0), png(1)])
-    first = Features(backbone="vit").open(images, "image", context)(torch.arange(2))
+    first = Features(backbone="vit").open(column([png(0), png(1)]), "image", context)(torch.arange(2))
     monkeypatch.setattr(backbones, "outline", None)
     anew = DataContext(context.cache, weights=context.weights)
-    again = Features(backbone="vit").open(unread(nested=False), "image", anew)
-    assert torch.equal(first, again(torch.arange(2)))
+    assert torch.equal(first, Features(backbone="vit").open(unread(nested=False), "image", anew)(torch.arange(2)))
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
@@ -215,11 +209,9 @@ def test_bf16_is_close_and_cached_apart(context):
 def test_texts_have_features_too(context, pool, positions, shape):
     model = bert_in(context.weights / "bert")
     view = Features(backbone="bert", pool=pool, positions=positions, length=6, batch_size=2)
-    texts = ["a dog", "a dog runs", "runs", "a a a a a a a a"]
-    opened = view.open(column(texts), "text", context)
+    opened = view.open(column(["a dog", "a dog runs", "runs", "a a a a a a a a"]), "text", context)
     assert view.spec("text", context).shape == (*shape, 16)
-    ids = [[2, 5, 6, 3], [2, 5, 6, 7, 3], [2, 7, 3], [2, 5, 5, 5, 5, 3]]
-    for row, tokens in enumerate(ids):
+    for row, tokens in enumerate([[2, 5, 6, 3], [2, 5, 6, 7, 3], [2, 7, 3], [2, 5, 5, 5, 5, 3]]):
         states = model(torch.tensor([tokens])).last_hidden_state[0]
         padded = torch.nn.functional.pad(states, (0, 0, 0, 6 - len(tokens)))
         expected = {"auto": states[0], "mean": states.mean(0), "tokens": padded}[pool]
@@ -254,8 +246,7 @@ def test_stored_flickr8k_features_are_reproduced(tmp_path):
         pytest.skip("POLYFED_DATA and POLYFED_WEIGHTS are not set")
     folder = Path(data) / "flickr8k"
     context = DataContext(tmp_path, weights=Path(weights))
-    split = next(folder.glob("test-*.parquet"))
-    images = pq.read_table(split, columns=["image"]).column("image").slice(0, 16)
+    images = pq.read_table(next(folder.glob("test-*.parquet")), columns=["image"]).column("image").slice(0, 16)
     stored = pq.read_table(folder / "features-deit-tiny.parquet", filters=[("split", "=", "test")])
     reference = torch.tensor(stored["features"].slice(0, 16).to_pylist())
     view = Features(backbone="deit-tiny-patch16-224", batch_size=8)

@@ -21,15 +21,9 @@ from polyfed.data.sources.folder import Folder
 from polyfed.data.sources.stored import Parquet
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.starter import StarterEncoders
-from zoo import image, sounds
+from zoo import image, pictures, sounds
 
 CSV = "file_name,caption,price\na.png,a red thing,3\na.png,something red,3\nb.png,a blue thing,4\n"
-
-
-def pictures(folder: Path, *names: str) -> Path:
-    for number, name in enumerate(names):
-        image(folder / name, number, (8, 8))
-    return folder
 
 
 def files(folder: Path, content: Mapping[str, str]) -> None:
@@ -59,8 +53,7 @@ def test_a_column_called_audio_makes_no_recordings(tmp_path: Path) -> None:
     files(tmp_path, {"texts.csv": "audio,label\nloud,a\nsoft,b\n", "p/metadata.csv": "file_name,audio\na.png,loud\n"})
     assert values(opened(tmp_path / "texts.csv"), "audio") == ["loud", "soft"]
     pictures(tmp_path / "p", "a.png")
-    findings = prepare_folder(Folder(path=str(tmp_path / "p"), fractions={}), tmp_path / "out")
-    assert findings.items == {"train": 1}
+    assert prepare_folder(Folder(path=str(tmp_path / "p"), fractions={}), tmp_path / "out").items == {"train": 1}
 
 
 def test_rows_of_one_image_are_one_item_with_lists_of_what_differs(tmp_path: Path) -> None:
@@ -157,8 +150,7 @@ def test_undefined_splits_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_column_of_splits_of_ones_own(tmp_path: Path) -> None:
-    rows = "image,caption,fold\na.png,x,A\nb.png,y,B\n"
-    files(tmp_path, {"a.png": "", "b.png": "", "captions.csv": rows})
+    files(tmp_path, {"a.png": "", "b.png": "", "captions.csv": "image,caption,fold\na.png,x,A\nb.png,y,B\n"})
     settings = {"split_column": "fold", "splits": {"train": ["A"], "test": ["B"]}}
     assert values(opened(tmp_path, "test", **settings), "caption") == ["y"]
 
@@ -311,8 +303,7 @@ def test_folders_of_masks_are_not_classes(tmp_path: Path, cli: Cli, images: str,
     assert (content.rows.column_names, content.unused) == (["file_name", "image", "mask"], ())
     pairs = [(row["image"]["path"], row["mask"]["path"]) for row in content.rows.to_pylist()]
     assert pairs == [(images.format(k), masks.format(k)) for k in range(9)]
-    out = done(cli, "prepare", folder, tmp_path / "out")
-    assert "mask (mask): 8 x 8 PNG, values " in out
+    assert "mask (mask): 8 x 8 PNG, values " in done(cli, "prepare", folder, tmp_path / "out")
     train = Parquet(path=str(tmp_path / "out")).table("train", name="mine", data_dir=None)
     assert train.read("mask")[0]["bytes"].as_py()[1:4] == b"PNG"
     code, _, err = cli("init", "mine.yaml", "--pictures", folder)
@@ -534,8 +525,7 @@ def test_everything_wrong_is_found_and_what_is_written_reads_back(photos: Path, 
     assert result.lacking == {"caption": 1}
     assert result.unused == ("loose.png",)
     assert result.roles == ColumnRoles("image", "caption", None)
-    stored = json.loads((tmp_path / "out" / REPORT).read_text())
-    assert stored["broken"] == result.broken
+    assert json.loads((tmp_path / "out" / REPORT).read_text())["broken"] == result.broken
     written = Parquet(path=str(tmp_path / "out"), id="file_name", columns={"image": "image", "text": "caption"})
     split = written.open("train", name="out", data_dir=None)
     assert split.ids == ("4.png", "6.png", "8.png", "9.png", "7.png")

@@ -99,8 +99,7 @@ def test_shift_equals_a_loop_over_pixels() -> None:
 
 
 def test_boxes_keep_area_shape_and_bounds() -> None:
-    boxes = images.crop_boxes(2000, (200, 300), (0.1, 0.6), (0.5, 2.0), generator(1)).double()
-    top, left, h, w = boxes.unbind(1)
+    top, left, h, w = images.crop_boxes(2000, (200, 300), (0.1, 0.6), (0.5, 2.0), generator(1)).double().unbind(1)
     share = h * w / (200 * 300)
     assert (share > 0.098).all()
     assert (share < 0.61).all()
@@ -114,15 +113,13 @@ def test_boxes_keep_area_shape_and_bounds() -> None:
 
 def test_box_that_never_fits() -> None:
     assert not images.crop_boxes(5, (10, 10), (1.0, 1.0), (3.0, 3.0), generator(1))[:, 2:].any()
-    impossible = images.RandomCrop(scale=(1, 1), ratio=(3, 3))
-    assert torch.equal(impossible(batch(), generator(1)), batch())
+    assert torch.equal(images.RandomCrop(scale=(1, 1), ratio=(3, 3))(batch(), generator(1)), batch())
     assert torch.equal(images.Erase(p=1, scale=(1, 1), ratio=(3, 3))(batch(), generator(1)), batch())
 
 
 def test_crop_of_a_ramp_is_a_slower_ramp() -> None:
     h, w = 12, 16
-    ramp = torch.arange(w).float().expand(5, 3, h, w).contiguous()
-    y = images.RandomCrop(scale=(0.3, 0.6))(ramp, generator(1))
+    y = images.RandomCrop(scale=(0.3, 0.6))(torch.arange(w).float().expand(5, 3, h, w).contiguous(), generator(1))
     boxes = images.crop_boxes(5, (h, w), (0.3, 0.6), (0.75, 4 / 3), generator(1))
     for picture, (_, left, _, width) in zip(y, boxes.tolist(), strict=True):
         for column in range(w):
@@ -153,13 +150,11 @@ def test_quarter_turn_is_exact(resampling: str) -> None:
     x = batch(2, 8, 8).float()
     grid = images.turned_grid(torch.tensor([math.pi / 2, -math.pi / 2]), 8, 8)
     y = F.grid_sample(x, grid, resampling, align_corners=False)
-    expected = torch.stack([x[0].rot90(1, (1, 2)), x[1].rot90(-1, (1, 2))])
-    torch.testing.assert_close(y, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(y, torch.stack([x[0].rot90(1, (1, 2)), x[1].rot90(-1, (1, 2))]), atol=1e-3, rtol=0)
 
 
 def test_erase_cuts_one_box_out_of_some() -> None:
-    x = torch.ones(400, 3, 20, 20)
-    y = images.Erase(p=0.3)(x, generator(1))
+    y = images.Erase(p=0.3)(torch.ones(400, 3, 20, 20), generator(1))
     holes = y[:, 0] == 0
     assert torch.equal(y, (~holes).float().unsqueeze(1).expand_as(y)), "all channels alike, 0 or unchanged"
     hit = holes.flatten(1).any(1)

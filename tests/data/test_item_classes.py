@@ -180,8 +180,7 @@ def federation(tiny: dict[str, Any], without: dict[str, list[str]], items: int |
 def test_the_public_set_is_without_what_it_must_not_mention(tiny: dict[str, Any]) -> None:
     colours = ["red", "green"]
     some = federation(tiny, {"text": colours})
-    split = some.data.split("scenes", "train")
-    texts = split.modality("text").values.to_pylist()
+    texts = some.data.split("scenes", "train").modality("text").values.to_pylist()
     mentions = [any(colour in text.split() for colour in colours for text in item) for item in texts]
     assert 0 < sum(mentions) < len(texts)
     assert some.public.items.tolist() == [k for k, result in enumerate(mentions) if not result]

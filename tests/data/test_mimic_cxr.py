@@ -174,8 +174,7 @@ def test_texts_are_findings_and_impression(made: Folder) -> None:
     for patient, study, actual in zip(*(listed(split, name) for name in ("patient", "study", "text")), strict=True):
         assert actual == (None if patient == 10_000_001 else text.format(patient, study))
     assert listed(opened(made, sections=["impression"]), "text")[0] == "No acute process in study 50000000."
-    complete = listed(opened(made, sections=[]), "text")[0]
-    assert complete.startswith("EXAMINATION: CHEST (PA AND LAT) INDICATION:")
+    assert listed(opened(made, sections=[]), "text")[0].startswith("EXAMINATION: CHEST (PA AND LAT) INDICATION:")
     assert set(listed(opened(made, sections=["technique"], incomplete="leave_out"), "text")) != {None}
 
 
@@ -245,8 +244,7 @@ def test_labels_by_mention_and_by_sign(made: Folder) -> None:
 
 
 def test_missing_images_are_left_out_or_named(made: Folder) -> None:
-    first = made.top / "files" / "p10" / "p10000000" / "s50000000" / "d50000000-ap.jpg"
-    first.unlink()
+    (made.top / "files" / "p10" / "p10000000" / "s50000000" / "d50000000-ap.jpg").unlink()
     split = opened(made, incomplete="leave_out")
     assert split.left_out == {"image": 1, "text": 2}
     assert split.ids[0] == "d50000000-pa"

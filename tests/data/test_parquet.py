@@ -120,8 +120,7 @@ def test_fingerprint_follows_file_and_column(folder: Path) -> None:
     same = parquet().open("train", name="renamed", data_dir=folder)
     assert split.modality("words").fingerprint == same.modality("words").fingerprint
     assert split.modality("words").fingerprint != split.modality("photo").fingerprint
-    file = folder / "pets" / "train-00001-of-00002.parquet"
-    os.utime(file, ns=(1, 1))
+    os.utime(folder / "pets" / "train-00001-of-00002.parquet", ns=(1, 1))
     assert split.modality("words").fingerprint != pets(folder).modality("words").fingerprint
 
 
@@ -365,8 +364,7 @@ def hub(split: str = "train", **settings: Any) -> Split:
 
 
 def test_reads_columns_and_class_names(asked: list[tuple[Any, ...]]) -> None:
-    settings = {"config": "small", "revision": "abc", "splits": {"validation": "train[90%:]"}}
-    split = hub("validation", **settings)
+    split = hub("validation", config="small", revision="abc", splits={"validation": "train[90%:]"})
     assert asked == [("me/pets", "small", "train[90%:]", "abc")]
     assert split.modality("words").values.to_pylist() == ["one", "two", "three"]
     assert split.read("answers").values.to_pylist() == [[0], [1, 0], []]

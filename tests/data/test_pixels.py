@@ -46,8 +46,7 @@ def test_evaluation_view_equals_the_formula(context: DataContext) -> None:
     assert result.shape == (3, 3, 16, 16)
     assert len(inputs) == 6
     for got, row in zip(result, rows.tolist(), strict=True):
-        data = column().values[row].as_py()["bytes"]
-        pixels = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
+        pixels = np.asarray(Image.open(io.BytesIO(column().values[row].as_py()["bytes"]))).transpose(2, 0, 1)
         torch.testing.assert_close(got, torch.from_numpy((pixels / 255 - 0.5) / 0.5).float())
     assert torch.equal(inputs(rows), result)
 
@@ -75,8 +74,7 @@ def masks_of(*masks: np.ndarray) -> Column:
 
 def test_masks_are_0_and_1_by_the_threshold(tmp_path: Path) -> None:
     grey = np.repeat(np.array([[0, 127], [128, 255]]), 8, 0).repeat(8, 1)
-    opened = Masks(size=16).open(masks_of(grey, 255 - grey), "mask", DataContext(tmp_path))
-    result = opened(torch.tensor([1, 0]))
+    result = Masks(size=16).open(masks_of(grey, 255 - grey), "mask", DataContext(tmp_path))(torch.tensor([1, 0]))
     assert result.dtype == torch.uint8
     assert result.shape == (2, 16, 16)
     np.testing.assert_array_equal(result[1].numpy(), (grey > 127).astype(np.uint8))
@@ -156,8 +154,7 @@ def test_a_mask_moves_as_its_image(tmp_path: Path) -> None:
     still, moved = (samples.batch(torch.arange(6), stream) for stream in (None, torch.Generator().manual_seed(1)))
     assert not torch.equal(still.targets["mask"], moved.targets["mask"])
     for batch in (still, moved):
-        white = batch.inputs["image"][:, 0] > 0
-        assert torch.equal(batch.targets["mask"].bool(), white)
+        assert torch.equal(batch.targets["mask"].bool(), batch.inputs["image"][:, 0] > 0)
 
 
 def test_masks_leave_the_draws_of_images_as_they_are(tmp_path: Path) -> None:

@@ -43,8 +43,7 @@ def source(folder: Path, **settings: object) -> questions.Questions:
 
 def targets(made: questions.Questions, split: str, cache: Path) -> dict[str, list[int]]:
     opened = made.open(split, name="qa", data_dir=None)
-    view = Tokens.model_validate({"tokenizer": "hashing"})
-    samples = assemble(opened, {"text": view}, DataContext(cache))
+    samples = assemble(opened, {"text": Tokens.model_validate({"tokenizer": "hashing"})}, DataContext(cache))
     return {name: values.tolist() for name, values in samples.targets.items()}
 
 

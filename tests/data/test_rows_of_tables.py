@@ -54,8 +54,7 @@ def test_statistics_are_those_of_the_public_set_whatever_is_opened(tmp_path: Pat
     x = Table().open(column("others", age=[1000.0], sex=["X"]), "table", where)(torch.tensor([0]))
     assert x[0].tolist() == pytest.approx([1, 960 / (20 * (2 / 3) ** 0.5), 1, 0, 0], rel=1e-5)
     # a resumed run reads what the first round has learnt
-    later = context(tmp_path, table=column(age=[1, 2], sex=["Y", "Z"]))
-    assert Table().spec("table", later).shape == (5,)
+    assert Table().spec("table", context(tmp_path, table=column(age=[1, 2], sex=["Y", "Z"]))).shape == (5,)
 
 
 def test_what_is_given_needs_no_public_set(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from item_tables import in_memory
+from item_tables import Table, in_memory
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.assembly import assemble, item_labels, of_items, order_of, require_disjoint
 from polyfed.data.samples import Inputs, Samples, union
@@ -33,8 +33,7 @@ class Numbers(View):
                 return len(values)
 
             def __call__(self, rows, generator=None):
-                offset = 0 if generator is None else torch.rand(len(rows), generator=generator)
-                return values[rows] + offset
+                return values[rows] + (0 if generator is None else torch.rand(len(rows), generator=generator))
 
         return Opened()
 
@@ -47,16 +46,14 @@ def split_of(columns: dict[str, str], targets: dict[str, str], table: pa.Table =
 
 
 def samples_of(columns: dict[str, str], targets: dict[str, str], views: list[str], **options) -> Samples:
-    views_by_name = {name: Numbers() for name in views}
-    return assemble(split_of(columns, targets), views_by_name, DataContext(Path()), **options)
+    return assemble(split_of(columns, targets), {name: Numbers() for name in views}, DataContext(Path()), **options)
 
 
 COLUMNS = {"sensor": "number", "note": "notes"}
 
 
 def test_an_item_with_a_list_makes_a_sample_a_value() -> None:
-    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"])
-    batch = samples.batch(torch.arange(6))
+    batch = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"]).batch(torch.arange(6))
     assert batch.inputs["sensor"].tolist() == [10, 10, 20, 30, 30, 30]
     assert batch.inputs["note"].tolist() == [1, 2, 3, 4, 5, 6]
     assert batch.targets["label"].tolist() == [2, 2, 0, 1, 1, 1]
@@ -91,14 +88,12 @@ def test_batches_visit_every_sample_once_in_a_seeded_order() -> None:
 
 def test_the_training_view_needs_a_generator_and_evaluation_is_plain() -> None:
     samples = samples_of(COLUMNS, {}, ["note"])
-    plain = samples.batch(torch.tensor([0, 3])).inputs["note"]
-    assert plain.tolist() == [1, 4]
+    assert samples.batch(torch.tensor([0, 3])).inputs["note"].tolist() == [1, 4]
     assert samples.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0)).inputs["note"].tolist() != [1, 4]
 
 
 def test_subsets_keep_items_together_and_modalities_can_be_left_out() -> None:
-    samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"])
-    part = of_items(samples, torch.tensor([2, 0]))
+    part = of_items(samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"]), torch.tensor([2, 0]))
     assert part.items.tolist() == [0, 0, 2, 2, 2]
     assert part.batch(torch.tensor([2])).inputs["note"].tolist() == [4]
     assert part.only(["note"]).modalities == ("note",)
@@ -119,8 +114,7 @@ def test_item_labels_are_the_first_target_with_a_value_an_item() -> None:
 
 def test_right_answers_are_the_item_itself_unless_the_source_adds_some() -> None:
     assert samples_of(COLUMNS, {}, ["note"]).matches.tolist() == [0, 0, 1, 2, 2, 2]
-    table = TABLE.append_column("same", pa.array([7, None, 7]))
-    split = split_of(COLUMNS, {}, table, matches="same")
+    split = split_of(COLUMNS, {}, TABLE.append_column("same", pa.array([7, None, 7])), matches="same")
     samples = assemble(split, {"note": Numbers()}, DataContext(Path()))
     first, alone, last = samples.matches[[0, 2, 3]].tolist()
     assert first == last != alone
@@ -139,8 +133,7 @@ def test_an_overlap_with_the_public_set_is_an_error() -> None:
 def lacking() -> Samples:
     """Four samples, of which the second has no sensor and the third no note."""
     samples = samples_of(COLUMNS, {"label": "label"}, ["sensor", "note"]).subset(torch.tensor([0, 2, 3, 4]))
-    rows = {"sensor": torch.tensor([0, -1, 2, 2]), "note": torch.tensor([0, 2, -1, 4])}
-    return replace(samples, rows=rows)
+    return replace(samples, rows={"sensor": torch.tensor([0, -1, 2, 2]), "note": torch.tensor([0, 2, -1, 4])})
 
 
 def test_what_a_sample_lacks_is_zero_and_marked_absent() -> None:
@@ -178,18 +171,6 @@ def test_a_lazy_target_is_loaded_with_its_batch() -> None:
     assert list(samples.without_targets(["notes"]).batch(torch.tensor([0])).targets) == ["label"]
 
 
-class Table:
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        noise = 0.0 if generator is None else torch.rand((), generator=generator)
-        return self.values[rows] + noise
-
-
 def samples(start: int, items: list[int], matches: list[int] | None = None, **classes: tuple[str, ...]) -> Samples:
     pictures: Inputs = Table(torch.arange(5.0)[:, None] + start)
     words: Inputs = Table(torch.arange(7)[:, None] + 10 * start)
@@ -206,8 +187,7 @@ def samples(start: int, items: list[int], matches: list[int] | None = None, **cl
 
 def test_parts_of_one_data_set_are_a_part_of_it() -> None:
     complete = samples(0, [0, 1, 2, 3, 4], [1, 1, 3, 0, 0], label=("even", "odd"))
-    parts = [complete.subset(torch.tensor(index)) for index in ([3, 0], [4], [1])]
-    result = union(parts)
+    result = union([complete.subset(torch.tensor(index)) for index in ([3, 0], [4], [1])])
     expected = complete.subset(torch.tensor([3, 0, 4, 1]))
     assert result.inputs == expected.inputs
     assert result.ids is expected.ids

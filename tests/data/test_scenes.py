@@ -231,14 +231,12 @@ def test_the_mask_is_the_main_thing_and_the_image_has_its_colour():
     assert mask.shape == (64, 64)
     assert set(np.unique(mask)) == {0, 255}
     assert (mask > 0).mean() == pytest.approx(1.44**2 * 0.25**2, rel=0.1)
-    mean = pixels[mask > 0].mean(axis=0) / 255
-    assert mean == pytest.approx(TONES["red"], abs=0.15)
+    assert pixels[mask > 0].mean(axis=0) / 255 == pytest.approx(TONES["red"], abs=0.15)
 
 
 @pytest.mark.parametrize("colour", TONES)
 def test_the_nearest_tone_is_the_named_one(colour: str):
-    scene = scenery.Scene((replace(ONE.things[0], colour=colour),), (0,))
-    pixels, mask = scenery.render(scene, EASY, 5)
+    pixels, mask = scenery.render(scenery.Scene((replace(ONE.things[0], colour=colour),), (0,)), EASY, 5)
     mean = pixels[mask > 0].mean(axis=0) / 255
     # light differs from scene to scene: compare directions
     cosine = {name: mean @ np.array(tone) / np.linalg.norm(mean) / np.linalg.norm(tone) for name, tone in TONES.items()}
@@ -329,8 +327,7 @@ def test_answers_follow_from_the_scene():
     for words, answer, scene in asked():
         if words.startswith("is there"):
             *_, colour, shape = words.split()
-            there = any((t.colour, t.shape) == (colour, shape) for t in scene.things)
-            assert answer == ("yes" if there else "no")
+            assert answer == ("yes" if any((t.colour, t.shape) == (colour, shape) for t in scene.things) else "no")
         elif words == "how many shapes are there":
             assert answer == str(len(scene.things))
         elif words.startswith("how many"):

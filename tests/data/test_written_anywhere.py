@@ -18,7 +18,7 @@ from polyfed.core.errors import DataError
 from polyfed.data.dialects import delimited_rows
 from polyfed.data.files import read_annotations
 from polyfed.data.sources.folder import Folder
-from zoo import image
+from zoo import pictures
 
 ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
 SIGNS = st.text(" ,;\t|\"\r\n'#ab1é\u2028", max_size=6)
@@ -183,12 +183,6 @@ def test_lines_of_objects_and_of_texts(tmp_path_factory: pytest.TempPathFactory,
     assert list(rows["caption"]) == [text for _, text in items]
     (folder / "texts.txt").write_bytes(encoded(["a first text", *(text for _, text in items)], writer))
     assert list(read_annotations(folder / "texts.txt")[0]["text"]) == ["a first text", *(text for _, text in items)]
-
-
-def pictures(folder: Path, *names: str) -> Path:
-    for number, name in enumerate(names):
-        image(folder / name, number, (8, 8))
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,7 @@ def test_a_fault_in_the_site_file_is_named(fresh: Folders, change: dict[str, Any
 def test_data_are_compared_with_what_was_agreed_upon(
     tmp_path: Path, header: str, rows: tuple[str, ...], times: int, level: str, message: str
 ) -> None:
-    folders = make(tmp_path / "f", settings=with_files(tmp_path), keys=False)
-    site = folders.site("archive")
+    site = make(tmp_path / "f", settings=with_files(tmp_path), keys=False).site("archive")
     write_letters(site.path / "data" / "reports.csv", rows, times, header)
     seen = [finding for finding in offline(site) if "reports" in str(finding) and finding.level != "ok"]
     assert [finding.level for finding in seen] == ([level] if level else [])
@@ -183,8 +182,7 @@ def test_data_are_compared_with_what_was_agreed_upon(
 
 def test_data_that_are_not_there_are_named_by_their_key(tmp_path: Path) -> None:
     site = make(tmp_path / "f", settings=with_files(tmp_path), keys=False).site("archive")
-    message = f"data.sources.reports.path: '{site.path / 'data' / 'reports.csv'}' is missing"
-    assert message in errors(offline(site))
+    assert f"data.sources.reports.path: '{site.path / 'data' / 'reports.csv'}' is missing" in errors(offline(site))
 
 
 def test_one_fault_does_not_hide_the_others(fresh: Folders) -> None:
@@ -222,8 +220,7 @@ def test_another_version_of_flower_is_a_warning(fresh: Folders, monkeypatch: pyt
 def test_a_certificate_is_renewed_before_it_ends(fresh: Folders) -> None:
     site = fresh.site("archive")
     for days, level in ((100, "ok"), (10, "warning"), (-1, "error")):
-        authority = create_authority("x", days=max(days, 0))
-        site.authority.write_bytes(authority.certificate)
+        site.authority.write_bytes(create_authority("x", days=max(days, 0)).certificate)
         if days >= 0:
             assert the(offline(site), "authority").level == level
     assert expiry("x", -1.0, "y", "z").level == "error"
@@ -304,8 +301,7 @@ def test_the_admission_of_the_sites_key_is_reported(
             return super().__call__(host, port, path, *more_arguments, **options)
 
     seen = faked(made.site("archive"), monkeypatch, Asking({}))
-    announced = [finding for finding in seen if message in str(finding)]
-    assert [finding.level for finding in announced] == [level]
+    assert [finding.level for finding in seen if message in str(finding)] == [level]
 
 
 @pytest.mark.parametrize("path", [path for _, path in FORBIDDEN])

@@ -152,8 +152,7 @@ def test_a_server_that_announces_masks_gets_no_reply_without(tmp_path: Path) -> 
     model = place.federation.client_model(place.federation.members[client]).state_dict()
     refusals = {"no reply goes out in the clear": {}, "keys of this sum are missing here": {TOTAL: 24}}
     for reason, fields in refusals.items():
-        sent = Payload({"weights": Weights(model), **fields})
-        answer = place.answer(Request(client, "fit", 1, 0, None, sent))
+        answer = place.answer(Request(client, "fit", 1, 0, None, Payload({"weights": Weights(model), **fields})))
         assert answer.payload is None
         assert answer.failure is not None
         assert reason in answer.failure.text
@@ -254,8 +253,7 @@ def test_the_check_gives_the_epsilon_of_each_client_that_trains_with_noise(tmp_p
     plan = experiment({"samples": {"noise_multiplier": 1.0}})
     seen = lines(site(tmp_path / "f", plan))
     assert "(25 tensors of the model, float32+int64, 0.00 MiB; trained with noise (DP-SGD))" in seen
-    settings = plan.clients["hospital"].training
-    cost = training_cost(plan.privacy.samples, 40, settings.batch_size, 1, None)
+    cost = training_cost(plan.privacy.samples, 40, plan.clients["hospital"].training.batch_size, 1, None)
     assert f"planned for hospital-1: epsilon {epsilon_of([cost] * 2, 1e-5):.3g} at delta 1e-05 in 2 replies" in seen
 
 

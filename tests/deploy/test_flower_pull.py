@@ -29,8 +29,7 @@ class SuperLink:
     """Stores one reply, and counts what is pulled of it."""
 
     def __init__(self, content: RecordDict) -> None:
-        metadata = Metadata(1, "m", 7, 1, "asked", "", 1e9, 0.0, "train.step")
-        message = make_message(metadata, content=content)
+        message = make_message(Metadata(1, "m", 7, 1, "asked", "", 1e9, 0.0, "train.step"), content=content)
         self.name = message.object_id
         self.objects = {name: made.deflate() for name, made in get_all_nested_objects(message).items()}
         self.tree = get_object_tree(message)
@@ -134,8 +133,7 @@ def test_records_that_grow_when_they_are_read_are_refused() -> None:
         ConfigRecord({"json": "{}", "more": 1}),
         MetricRecord({"a": [1]}),
     ):
-        link = SuperLink(RecordDict({"polyfed": record}))
-        assert "damaged message: " in one(link).reason
+        assert "damaged message: " in one(SuperLink(RecordDict({"polyfed": record}))).reason
 
 
 def test_many_empty_objects_are_refused_unseen() -> None:

@@ -148,8 +148,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 def test_admitting_checks_the_key_and_the_name(tmp_path: Path, fresh: Folders) -> None:
     public = create_keys(tmp_path / "new")
-    path = admit_site(fresh.server.path, "clinic", public)
-    assert read_public(path) == read_public(public)
+    assert read_public(admit_site(fresh.server.path, "clinic", public)) == read_public(public)
     with pytest.raises(RunError, match="exists already"):
         admit_site(fresh.server.path, "clinic", public)
     with pytest.raises(RunError, match="not an OpenSSH public key"):

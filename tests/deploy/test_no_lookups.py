@@ -80,8 +80,7 @@ def test_python_processes_look_nothing_up_and_stay_on_loopback(cycle: Traces) ->
 
 def test_the_recorder_saw_all_programs(cycle: Traces) -> None:
     """Otherwise the test above would show nothing."""
-    seen = {Path(record.program).name for record in cycle.python}
-    assert {"flower-superexec", "connection.py", "flwr"} <= seen
+    assert {"flower-superexec", "connection.py", "flwr"} <= {Path(record.program).name for record in cycle.python}
     assert any(record.event == "socket.getaddrinfo" for record in cycle.python)
 
 

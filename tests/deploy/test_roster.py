@@ -22,8 +22,7 @@ from polyfed.runs.experiment import Experiment
 
 
 def experiment() -> Experiment:
-    settings = experiment_settings()
-    return Experiment.load(settings | {"aggregation": {"secure": "pairwise_masks"}})
+    return Experiment.load(experiment_settings() | {"aggregation": {"secure": "pairwise_masks"}})
 
 
 def make(folder: Path, *, keys: bool = True) -> SiteFolder:

@@ -36,8 +36,7 @@ def http1(
 ) -> Raw:
     """One HTTP/1.1 request with this very target."""
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {PROTOBUF}\r\n{headers}"
-    request = f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
-    return raw(port, authority, request)
+    return raw(port, authority, f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
 
 
 def raw(port: int, authority: Path, request: bytes) -> Raw:
@@ -58,8 +57,7 @@ def lines(headers: Mapping[str, str]) -> str:
 def posted(port: int, authority: Path, path: str, body: bytes, headers: Mapping[str, str]) -> Raw:
     """A POST, and its answer, even where that comes before the body was sent."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {PROTOBUF}\r\n{lines(headers)}"
-    start = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-    return raw(port, authority, start + body)
+    return raw(port, authority, f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
 
 
 def http2(port: int, authority: Path, path: str, headers: Mapping[str, str] | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""How often a round waits for the device, and how many operators it runs compared with a plain loop.
+"""How often a round waits for the device, and its number of operators over that of a plain loop.
 
 Seconds of a GPU cannot be measured here, but each of these can be counted: a value that is fetched stops the device's
 queue, and an operator costs a launch. ``numpy`` is not among the fetches, as it fails for tensors of a device.

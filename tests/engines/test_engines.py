@@ -14,7 +14,7 @@ from misbehaving import contents
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError, StepError
 from polyfed.runs.records import RunRecords
-from small_federations import METHODS, Config, federation_for, topics
+from small_federations import ENGINES, METHODS, Config, federation_for, topics
 
 FORMS: dict[str, Config] = {
     "fedafd broadcasting twice": {"fusion": {"broadcast_every": 2}},
@@ -29,11 +29,6 @@ FORMS: dict[str, Config] = {
 } | {method: {} for method in METHODS}
 """Method, and a word for its settings if these are not its own."""
 ATTACKS = ("noise", "label_flip")
-ENGINES: dict[str, Config] = {
-    "serialized": {"name": "local", "serialize": True},
-    "ray": {"name": "ray", "workers": 2},
-    "flower": {"name": "flower", "nodes": 2},
-}
 
 
 @pytest.fixture(scope="module")

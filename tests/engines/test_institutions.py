@@ -117,8 +117,7 @@ def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
     request = asked(site)
     weights = dict(request.payload.bundles["weights"])
     name = next(name for name in weights if name.startswith("heads.") and weights[name].ndim == 2)
-    payload = Payload({"weights": Weights(change(name, weights))})
-    output = reported(site, replace(request, payload=payload))
+    output = reported(site, replace(request, payload=Payload({"weights": Weights(change(name, weights))})))
     assert re.match(f"RefusedError: request field 'weights': first at '({name}s?|encoders.*)': {reason}", output)
     assert site.guard is not None
     assert site.guard.ledger(request.client).entries() == []

@@ -19,8 +19,6 @@ from polyfed.wire.messages import Answer, Cause, Failure, Request
 from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, request, site_of
 
-Config = dict[str, Any]
-
 
 class Recorder:
     """A site that answers at once and remembers whom it was asked for."""
@@ -65,8 +63,7 @@ def test_messages_that_are_laid_out_share_nothing() -> None:
     sent = requests("a")
     (answer,) = engine_of(site, serialize=True).exchange(sent, None)
     assert answer.payload is not None
-    pairs = [(site.asked[0].payload, sent[0].payload), (answer.payload, site.payload)]
-    for received, original in pairs:
+    for received, original in [(site.asked[0].payload, sent[0].payload), (answer.payload, site.payload)]:
         ours, theirs = received.bundles["weights"]["w"], original.bundles["weights"]["w"]
         assert torch.equal(ours, theirs)
         assert ours.data_ptr() != theirs.data_ptr()
@@ -81,7 +78,7 @@ def test_an_answer_after_the_deadline_is_none() -> None:
 
 
 @pytest.fixture
-def odd(tiny: Config, tmp_path: Path) -> Session:
+def odd(tiny: dict[str, Any], tmp_path: Path) -> Session:
     tiny["algorithm"], tiny["run"]["on_error"] = f"{Odd.__module__}.Odd", "exclude"
     return prepared(tiny, tmp_path / "run")
 

@@ -75,10 +75,9 @@ def test_replies_are_counted_not_clients_that_come_back_to_be_measured(tiny: Con
 
 
 def test_a_dry_run_shows_the_authors_line_as_a_run_does(tiny: Config) -> None:
-    config = tiny | {"algorithm": {"name": "failing.Failing"}}
     text = rf"client 'image', step 'fit' of Failing: ZeroDivisionError: division by zero \({FILE}:{line_of('1 / 0')}; "
     with pytest.raises(StepError, match=text) as caught:
-        DryRun.of(Experiment.parse(config))
+        DryRun.of(Experiment.parse(tiny | {"algorithm": {"name": "failing.Failing"}}))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

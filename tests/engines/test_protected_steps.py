@@ -198,8 +198,7 @@ def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fai
 def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     assert site.guard is not None
-    budget = site.guard.settings.budget.model_copy(update={"epsilon": 3.0})
-    site.guard = replace(site.guard, site_budget=budget)
+    site.guard = replace(site.guard, site_budget=site.guard.settings.budget.model_copy(update={"epsilon": 3.0}))
     errors = [site.answer(asked(site, round=number)).failure for number in (1, 2, 3)]
     assert errors[:2] == [None, None]
     assert str(errors[2]).startswith("BudgetError: client 'text-0' has spent its privacy budget: 2 replies")
@@ -270,16 +269,14 @@ def test_a_state_records_the_requests_that_led_to_it(tmp_path: Path, monkeypatch
 def test_a_client_that_fails_goes_on_from_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = prepared(federation("fedmd"), tmp_path / "run")
     site, client = site_of(session), session.server.clients[0].id
-    requests = [request for request, _ in answered(session, monkeypatch, rounds=1) if request.client == client]
-    tell, learn = requests
+    tell, learn = [request for request, _ in answered(session, monkeypatch, rounds=1) if request.client == client]
     kept = dict(site.store.load(client, (tell.round, tell.phase)))
     break_data(site)
     answer = site.answer(learn)
     assert (answer.failure, answer.payload and dict(answer.payload.fields)) == (None, {})
     now = site.store.load(client, (learn.round, learn.phase))
     assert now.keys() == kept.keys()
-    changed = {name for name in kept if not torch.equal(now[name], kept[name])}
-    assert changed == {".left/by"}
+    assert {name for name in kept if not torch.equal(now[name], kept[name])} == {".left/by"}
     assert site.answer(replace(tell, round=2, phase=0, after=(learn.round, learn.phase))).failure is None
 
 
@@ -307,8 +304,7 @@ def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
 
     monkeypatch.setattr(private_training.PerSampleGradients, "clipped_sums", noting)
     data = sampled.data_of(sampled.federation.members["text-0"])
-    row = int(data.train.rows["text"][5])
-    one_is_lost = Unreadable(data.train.inputs["text"], row)
+    one_is_lost = Unreadable(data.train.inputs["text"], int(data.train.rows["text"][5]))
 
     def reading(inputs: Unreadable) -> None:
         made = replace(data, train=replace(data.train, inputs={"text": inputs}))

@@ -54,8 +54,7 @@ class Made:
 
     def __post_init__(self) -> None:
         self.ray = self
-        errors = {"RayActorError": LOST[0], "RayTaskError": LOST[1]}
-        self.exceptions = SimpleNamespace(RayError=LOST, **errors)
+        self.exceptions = SimpleNamespace(RayError=LOST, RayActorError=LOST[0], RayTaskError=LOST[1])
 
     def begun(self) -> Any:
         """A worker that does its calls one after the other."""
@@ -168,8 +167,7 @@ def test_with_a_deadline_a_client_that_is_late_takes_no_other_along(exchanged: A
 
 def test_a_call_whose_worker_died_is_done_again_one_by_one(exchanged: Any) -> None:
     pool = Made(lambda client: None if client == "c30" else 0.01)
-    answers = exchanged(pool, 40)
-    lost = {answer.client: answer.failure.text for answer in answers if answer.failure is not None}
+    lost = {answer.client: answer.failure.text for answer in exchanged(pool, 40) if answer.failure is not None}
     assert lost == {"c30": "its worker died 3 times in this step (run.engine.retries is 2)"}
     shared = next(call for call in pool.calls if "c30" in call)
     assert len(shared) > 1

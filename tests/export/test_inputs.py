@@ -69,8 +69,7 @@ def test_texts_become_what_the_view_makes_of_them(
     spec = view.spec("text", context)
     actual = recipe(view, spec, modality="text", context=context, folder=out, fixed_length=fixed)
     monkeypatch.chdir(out)
-    inputs = view.open(Column(pa.chunked_array([TEXTS]), "mine", "mine"), "text", context)
-    wanted = inputs(torch.arange(len(TEXTS)))
+    wanted = view.open(Column(pa.chunked_array([TEXTS]), "mine", "mine"), "text", context)(torch.arange(len(TEXTS)))
     ids = prepare(actual)(TEXTS)
     assert ids.shape[1] == (fixed or wanted.shape[1])
     assert torch.equal(ids[:, : wanted.shape[1]], wanted)
@@ -82,8 +81,7 @@ def test_texts_become_what_the_view_makes_of_them(
     loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
     ids = loaded.get_vocab()
     assert all(ids[token] == number for number, token in enumerate(spec.vocabulary))
-    rows = [encoding.ids for encoding in loaded.encode_batch([text for text in TEXTS if text])]
-    assert rows == wanted_rows
+    assert [encoding.ids for encoding in loaded.encode_batch([text for text in TEXTS if text])] == wanted_rows
 
 
 def test_two_vocabularies_do_not_meet(context: DataContext, tmp_path: Path) -> None:
@@ -103,8 +101,7 @@ def test_images_become_the_inputs_of_the_view(fit: Any, mode: str, context: Data
     actual = recipe(view, view.spec("image", context), modality="image", context=context, folder=tmp_path)
     noise = torch.randint(256, (40, 30, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     picture = Image.fromarray(noise.numpy(), "RGBA").convert(mode)
-    pixels = decode(encoded(picture), 16, fit, "bilinear")
-    wanted = normalised(torch.from_numpy(pixels.copy())[None], "imagenet")
+    wanted = normalised(torch.from_numpy(decode(encoded(picture), 16, fit, "bilinear").copy())[None], "imagenet")
     assert torch.allclose(prepare(actual)([picture]), wanted, atol=1e-5)
 
 

@@ -34,8 +34,7 @@ def trained(folder: Path, **algorithm: Any) -> Run:
 
 
 def plain(weights: str, adapter: Path) -> Any:
-    network = AutoModel.from_pretrained(pretrained_folder() / weights)
-    return PeftModel.from_pretrained(network, str(adapter)).eval()
+    return PeftModel.from_pretrained(AutoModel.from_pretrained(pretrained_folder() / weights), str(adapter)).eval()
 
 
 @pytest.mark.parametrize("method", [pytest.param("fedit", marks=pytest.mark.slow), "fedex_lora"])  # with offsets
@@ -96,8 +95,7 @@ def from_folder(config: Config, folder: Path, **adapter: Any) -> Config:
 def test_a_run_starts_from_a_folder_of_peft(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     folder = export_adapters(run, tmp_path / "adapters", which="last")
-    config = from_folder(adapted(), folder)
-    model = Experiment.load(config).server.model.build({}, run.server_model().context)
+    model = Experiment.load(from_folder(adapted(), folder)).server.model.build({}, run.server_model().context)
     for modality, x in X.items():
         with torch.no_grad():
             own, actual = (body_of(one.encoders[modality])(x) for one in (run.server_model("last").model, model.eval()))

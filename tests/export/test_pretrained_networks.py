@@ -79,8 +79,7 @@ def trained(tiny: dict[str, Any], folder: Path, image: dict[str, Any], text: dic
 def pictures(folder: Path) -> list[str]:
     """A large JPEG, an image of 16 bits and a transparent one."""
     noise(0, 300, 200).save(folder / "a.jpg")
-    values = np.random.default_rng(0).integers(0, 4096, (40, 30), dtype=np.uint16)
-    Image.fromarray(values).save(folder / "b.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 4096, (40, 30), dtype=np.uint16)).save(folder / "b.png")
     clear = noise(1, 40, 28)
     clear.putalpha(100)
     clear.save(folder / "c.png")

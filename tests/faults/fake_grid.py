@@ -169,8 +169,7 @@ class FakeGrid:
 
     def _performed(self, message: FakeMessage, content: Any) -> Any:
         serve, config = self.nodes[message.metadata.dst_node_id]
-        kind = message.metadata.message_type.partition(".")[2]
-        return answered_message(kind, content, config, serve)
+        return answered_message(message.metadata.message_type.partition(".")[2], content, config, serve)
 
 
 def pem(public_key: Path) -> bytes:

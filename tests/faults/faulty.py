@@ -81,8 +81,7 @@ def _falsified(how: str, reply: Reply) -> Reply:
         "text": {"num_examples": "ten"},
         "fraction": {"num_examples": 0.5},
     }
-    seen = fields | changes[how]
-    return Reply(**{name: value for name, value in seen.items() if value is not None})
+    return Reply(**{name: value for name, value in (fields | changes[how]).items() if value is not None})
 
 
 def _each(own: Representations, change: Any) -> Representations:

@@ -65,8 +65,7 @@ class InProcess:
         nodes = {}
         for number, name in enumerate(config["clients"]):
             nodes[101 + 7 * number] = (Node(SiteProcess()), {"config": str(folder / name / "site.yaml")})
-        quick = {"poll": 0.001, "absence": 0.05, "join": 0.3}
-        made = cls(folder, FakeGrid(nodes), quick | engine)
+        made = cls(folder, FakeGrid(nodes), {"poll": 0.001, "absence": 0.05, "join": 0.3} | engine)
         for name in config["clients"]:  # tests ask for other runs and rounds than those planned
             demands = yaml.safe_load((folder / name / "site.yaml").read_text())["demands"]
             made.edit(name, {"demands": demands | {"plan": "any"}})

@@ -23,8 +23,6 @@ from polyfed.core.version import __version__
 from polyfed.deploy.engines.flower_records import from_records, to_records
 from polyfed.deploy.host import open_host
 
-Config = dict[str, Any]
-
 
 def spec(**values: Any) -> Callable[[Any], Any]:
     """A change of the run's spec in a message."""
@@ -137,8 +135,7 @@ def test_all_that_polyfed_ships_is_allowed_by_default(federation: InProcess, tmp
     for site in ("paired", "image"):
         federation.edit(site, {"algorithms": []})
     assert events(federation.run(tmp_path / "run", rounds=1).folder) == []
-    rule = Rule(damages_request(spec(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)
-    federation.grid.rules = [rule]
+    federation.grid.rules = [Rule(damages_request(spec(algorithm={"name": "mine.Method"})), kind=DESCRIBE, times=2)]
     message = r"not allowed at site 'image' \(algorithms: all methods that polyfed ships"
     with pytest.raises(ExchangeError, match=message):
         federation.run(tmp_path / "another")
@@ -168,7 +165,7 @@ def test_a_site_whose_file_does_not_fit_does_not_take_part(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     site: str,
-    change: Config,
+    change: dict[str, Any],
     error: str,
     logged: str,
 ) -> None:

@@ -129,16 +129,11 @@ def struck(tmp_path_factory: pytest.TempPathFactory, keeping_config: dict[str, A
         assert struck.answers(), struck.reasons[-1]
 
 
+@pytest.mark.parametrize("damages", [damages_request, damages_reply])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_request_is_refused_at_the_site(struck: Struck, name: str) -> None:
+def test_a_damaged_message_is_refused_at_the_site_or_the_server(struck: Struck, name: str, damages: Any) -> None:
     change, message = DAMAGES[name]
-    assert message in struck.refuses(Rule(damages_request(change)))
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_reply_is_refused_at_the_server(struck: Struck, name: str) -> None:
-    change, message = DAMAGES[name]
-    assert message in struck.refuses(Rule(damages_reply(change)))
+    assert message in struck.refuses(Rule(damages(change)))
 
 
 def test_frames_that_nothing_refers_to_are_refused_and_counted(struck: Struck) -> None:

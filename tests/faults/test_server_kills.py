@@ -39,8 +39,7 @@ def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
 
 
 def environment() -> dict[str, str]:
-    tests = os.pathsep.join(path for path in sys.path if path)
-    return {**os.environ, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
 
 
 def resumed(out: Path) -> Path:
@@ -55,8 +54,7 @@ def resumed(out: Path) -> Path:
 def test_a_killed_server_resumes_to_the_same_bits(
     keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, engine: str
 ) -> None:
-    config = keeping | {"run": keeping["run"] | {"engine": ENGINES[engine]}}
-    out = killed(config, tmp_path, 1)
+    out = killed(keeping | {"run": keeping["run"] | {"engine": ENGINES[engine]}}, tmp_path, 1)
     assert not (out / "report.md").exists()
     assert results(resumed(out)) == undisturbed
 

@@ -148,8 +148,7 @@ def test_the_operator_can_give_a_site_a_new_key_in_mid_run(federation: InProcess
 def test_a_site_that_is_back_under_another_node_id_is_itself(federation: InProcess, tmp_path: Path) -> None:
     federation.engine["absence"] = 60.0
     federation.grid.rules = [Rule(comes_back_as(999), client="image", round=2, step="fit")]
-    folder = federation.run(tmp_path / "run", rounds=2).folder
-    assert events(folder) == []
+    assert events(federation.run(tmp_path / "run", rounds=2).folder) == []
     assert DESCRIBE in received(federation, 999)
     assert STEP in received(federation, 999)
 

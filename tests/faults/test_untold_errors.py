@@ -151,7 +151,7 @@ PLACES = [
     "polyfed.federation.population.Population.infos",
     "polyfed.engines.site.Site.data_of",
     "polyfed.engines.site.Site.perform",
-    "polyfed.data.samples.Samples.batch",
+    "polyfed.data.samples.Samples._gathered",
     "polyfed.data.samples.Samples.batches",
     "polyfed.federation.state.StateStore.save",
     "polyfed.federation.participant.Participant.fit",
@@ -204,8 +204,7 @@ def test_a_refusal_contains_the_sites_demand(tiny: Config, tmp_path: Path, grid_
 
 
 def test_a_new_site_sends_no_tracebacks(tiny: Config, tmp_path: Path) -> None:
-    federation = InProcess.made(tmp_path / "federation", tiny)
-    path = federation.folder / "image" / "site.yaml"
+    path = InProcess.made(tmp_path / "federation", tiny).folder / "image" / "site.yaml"
     assert yaml.safe_load(path.read_text())["tracebacks"] is False
     content = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "tracebacks"}
     path.write_text(yaml.safe_dump(content))

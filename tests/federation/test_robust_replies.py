@@ -171,10 +171,8 @@ def asked(answers: Mapping[str, float | None], **options: Any) -> tuple[list[Ten
             lost = Answer.failed(request.client, Cause.LOST, "gone")
             yield lost if value is None else Answer(request.client, tensors)
 
-    channel = Channel(exchange, Transport(), Ledger())
-    cohort = Cohort(tuple(map(info, answers)), 1, channel, **options)
-    replies = cohort.ask(step, weights=Weights({"w": torch.zeros(2)}))
-    return [reply.weights["w"] for reply in replies], cohort
+    cohort = Cohort(tuple(map(info, answers)), 1, Channel(exchange, Transport(), Ledger()), **options)
+    return [reply.weights["w"] for reply in cohort.ask(step, weights=Weights({"w": torch.zeros(2)}))], cohort
 
 
 def test_a_cohort_gives_its_method_robust_replies() -> None:

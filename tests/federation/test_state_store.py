@@ -43,8 +43,7 @@ def value_of(store: StateStore, client: str, label: StateVersion | None) -> floa
 
 
 def test_a_client_goes_on_from_the_requested_label(tmp_path: Path) -> None:
-    store = of_two_rounds(tmp_path)
-    for opened in (store, StateStore(tmp_path)):  # another process
+    for opened in (of_two_rounds(tmp_path), StateStore(tmp_path)):  # another process
         assert value_of(opened, "a", (1, 0)) == 1  # round 2 is done again
         assert value_of(opened, "a", (2, 0)) == 2  # its second phase
         assert value_of(opened, "a", None) is None  # before its first step
@@ -96,9 +95,8 @@ def test_what_is_in_memory_is_not_taken_for_another_label(tmp_path: Path) -> Non
 
 
 def test_states_that_a_resume_can_ask_for_are_kept(tmp_path: Path) -> None:
-    store = chained(tmp_path, *((number, 0) for number in (1, 2, 5, 8, 9)))
     # while round 9 is under way, a server may go back to the ends of 8 and of 7
-    assert store.versions("a") == [(5, 0), (8, 0), (9, 0)]
+    assert chained(tmp_path, *((number, 0) for number in (1, 2, 5, 8, 9))).versions("a") == [(5, 0), (8, 0), (9, 0)]
 
 
 def test_phases_of_a_round_are_kept_along_the_chain(tmp_path: Path) -> None:

@@ -66,8 +66,7 @@ def test_the_table_marks_figures_outside_their_limits_and_failures(program, monk
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
     monkeypatch.setattr("sys.argv", ["all.py", "--record", str(tmp_path / "record.json")])
     assert driver.main() == 1
-    shown = capsys.readouterr().out
-    rows = {" ".join(line.split()) for line in shown.split("figure ")[1].splitlines()}
+    rows = {" ".join(line.split()) for line in capsys.readouterr().out.split("figure ")[1].splitlines()}
     assert {"small 1.1 <= 1.25 within a rival", "fast 3 >= 4 OUTSIDE a rival", "free 2 no limit a rival"} <= rows
     assert {"made LACKS a folder", "made FAILED no data"} <= rows
     kept = json.loads((tmp_path / "record.json").read_text())

@@ -64,8 +64,7 @@ def commands() -> Iterator[Command]:
     """Each ``polyfed ...`` in fenced and indented code, without what the shell does with its output."""
     for page in PAGES:
         language = None
-        lines = page.read_text(encoding="utf-8").replace("\\\n", "  ").splitlines()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(page.read_text(encoding="utf-8").replace("\\\n", "  ").splitlines(), 1):
             if line.lstrip().startswith("```"):
                 language = line.strip()[3:] if language is None else None
                 continue

@@ -122,8 +122,7 @@ def test_the_server_nears_the_mean_of_the_clients_representations(experiment: di
 
 def test_bounded_updates_are_those_of_fedavg_cut_to_their_length(experiment: dict[str, Any], tmp_path: Path) -> None:
     def update(folder: str, **algorithm: Any) -> dict[str, Tensor]:
-        config = experiment | {"algorithm": {"local_epochs": 1} | algorithm}
-        session = prepared(config, tmp_path / folder)
+        session = prepared(experiment | {"algorithm": {"local_epochs": 1} | algorithm}, tmp_path / folder)
         server = session.server
         old = {key: value.clone() for key, value in server.weights["image"].items()}  # of one client
         session.experiment.algorithm.round(server, first_cohort(session))
@@ -209,8 +208,7 @@ def test_tests_links_and_presets_that_pages_name_exist(generated: dict[str, str]
             path = (page.parent / target).resolve()
             made = path.parent == DOCS / "reference" and path.name in generated
             assert made or path.exists(), f"{page.name}: {target}"
-        named = re.findall(r"(?:polyfed run|extends:) ([a-z][\w-]+)(?=[\s`])", text)
-        assert set(named) <= known, page.name
+        assert set(re.findall(r"(?:polyfed run|extends:) ([a-z][\w-]+)(?=[\s`])", text)) <= known, page.name
 
 
 def test_files_that_the_page_on_architecture_names_exist() -> None:

@@ -40,13 +40,11 @@ def public_names() -> set[str]:
 
 
 def words(name: str) -> set[str]:
-    parts = re.findall(r"[A-Z]?[a-z]+", name)
-    return {singular(part.lower()) for part in parts if part.lower() not in OTHERS}
+    return {singular(part.lower()) for part in re.findall(r"[A-Z]?[a-z]+", name) if part.lower() not in OTHERS}
 
 
 def test_each_noun_of_the_public_api_stands_on_the_page_of_concepts_once() -> None:
     bold = re.findall(r"\*\*([^*]+)\*\*", PAGE.read_text(encoding="utf-8"))
     explained = Counter(singular(word.lower()) for term in bold for word in term.split())
-    nouns = set[str]().union(*map(words, public_names()))
-    assert sorted(nouns - explained.keys()) == []
+    assert sorted(set[str]().union(*map(words, public_names())) - explained.keys()) == []
     assert [term for term, count in Counter(map(str.lower, bold)).items() if count > 1] == []

@@ -108,14 +108,12 @@ def test_rows_that_were_tuned_once_for_all_seeds_are_queued(
     file: Path, tmp_path: Path, seed: Any, is_kept: bool
 ) -> None:
     rate = {"rate": {"paths": ["clients.*.training.optimizer.lr"]}}
-    tuning = {"settings": rate, "column": {"metric": "r1_sum", "kind": "validation"}}
-    own = record(tuning=tuning)
+    own = record(tuning={"settings": rate, "column": {"metric": "r1_sum", "kind": "validation"}})
     choice = Chosen({"rate": 2.0}, {}, {"rate x 2": 1.0})
     seeds = own.study.seeds if seed == 0 else [None]
     chosen = {(row, (), one): choice for row in own.study.rows for one in seeds}
     own = replace(own, results=replace(own.results, chosen=chosen))
-    plan = StudyPlan(own.study, Places(), tmp_path)
-    assert bool(current(own, plan).results.code) == is_kept
+    assert bool(current(own, StudyPlan(own.study, Places(), tmp_path)).results.code) == is_kept
 
 
 def test_a_page_shows_todays_words_with_the_remaining_figures(file: Path, tmp_path: Path) -> None:
@@ -190,8 +188,7 @@ def test_the_queue_writes_complete_rows_and_goes_on_from_the_record_alone(file: 
     assert {*first.again} == {"tiny", "prox"}
     assert first.hidden == []
     assert task.missing() == (0, 0)
-    rows = {**content()["rows"], "longer": {"set": {"run.rounds": 2}}}
-    file.write_text(json.dumps(content(rows=rows)))
+    file.write_text(json.dumps(content(rows={**content()["rows"], "longer": {"set": {"run.rounds": 2}}})))
     later = Task(NAME, home=tmp_path)
     assert later.missing()[0] == 2
     later.run(tmp_path / "elsewhere" / "mine", Places(), 1, None)  # on a machine that has no cell of before

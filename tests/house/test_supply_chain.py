@@ -28,8 +28,7 @@ def test_each_package_comes_from_one_index(path: Path) -> None:
 
 def test_images_are_pinned_by_digest() -> None:
     lines = (ROOT / "containers" / "Containerfile").read_text().splitlines()
-    images = {line.split()[1] for line in lines if line.startswith("FROM ")}
-    assert images == {"${PYTHON_IMAGE}"}
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"${PYTHON_IMAGE}"}
     assert "ARG PYTHON_IMAGE" in lines, "no default: a tag may become another image"
 
 

@@ -15,7 +15,6 @@ import notebooks
 SMALL = "--set run.output.plots=false --set run.threads=1"
 FEW = "--set data.sources.scenes.train=90 --set data.sources.scenes.validation=12 --set data.sources.scenes.test=12"
 OTHERS = "--set data.sources.pictures.train=40 --set data.sources.texts.train=40 --set public.items=24"
-SCENES = {"scenes-fedavg": FEW, "scenes-demo": f"{FEW} {OTHERS}"}
 FILES = {
     "ten-minutes": tuple(
         f"runs/{name}/report.html" for name in ("first/federation", "demo-server-only-seed1", "fedmd")
@@ -30,7 +29,7 @@ def on_less(source: str) -> str:
     """The source of a cell whose commands take seconds; any that fails ends it."""
     source = re.sub(r"--rounds \d+", "--rounds 2", source.replace("train=1500", "train=40"))
     source = source.replace("--seeds 1,2,3,4", "--seeds 1")
-    for preset, few in SCENES.items():
+    for preset, few in {"scenes-fedavg": FEW, "scenes-demo": f"{FEW} {OTHERS}"}.items():
         source = source.replace(f"polyfed run {preset}", f"polyfed run {preset} {SMALL} {few}")
     own = f"polyfed run shop.yaml {SMALL} --set algorithm.warmup_rounds=0"
     return source.replace("polyfed run shop.yaml", own).replace("%%bash\n", "%%bash\nset -e\n")

@@ -15,7 +15,6 @@ import yaml
 from small_federations import tiny_experiment
 
 ROOT = Path(__file__).parents[2]
-Install = Callable[..., Path]
 Start = Callable[[list[str]], subprocess.CompletedProcess[str]]
 
 
@@ -40,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Install:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Arguments of ``pip install`` -> folder with the programs of a new environment that has what they name."""
 
     def install(*arguments: str) -> Path:

@@ -119,8 +119,7 @@ def test_gradients_are_those_of_the_formula_and_constants_get_none(case: Case) -
 def test_the_order_of_the_batch_does_not_matter(case: Case) -> None:
     order = torch.tensor([3, 0, 4, 1, 5, 2])
     tensors = [*case.tensors(), *case.other]
-    moved = [x[order] if len(x) == 6 else x for x in tensors]
-    torch.testing.assert_close(case.loss(*moved), case.loss(*tensors))
+    torch.testing.assert_close(case.loss(*[x[order] if len(x) == 6 else x for x in tensors]), case.loss(*tensors))
 
 
 @every_loss

@@ -47,8 +47,7 @@ def test_soft_dice_is_the_formula(smooth: float) -> None:
 @pytest.mark.parametrize("weights", [{}, {"focal_weight": 3.0, "dice_weight": 0.5, "gamma": 1.0}])
 def test_the_sum_has_the_weights_of_the_paper(weights: dict[str, float]) -> None:
     logits, masks = some(4)
-    given = {"focal_weight": 10.0, "dice_weight": 1.0, "gamma": 2.0} | weights
-    a, b, gamma = given.values()
+    a, b, gamma = ({"focal_weight": 10.0, "dice_weight": 1.0, "gamma": 2.0} | weights).values()
     expected = a * naive_focal(logits, masks, gamma) - b * math.log(naive_dice(logits, masks, 1.0))
     assert float(focal_dice(logits, masks, **weights)) == pytest.approx(expected, rel=1e-5)
 

@@ -121,18 +121,15 @@ def test_without_a_head_for_positions_there_are_none() -> None:
 
 @pytest.mark.parametrize(("head_norm", "affine"), [("batch", [True, False]), ("layer", [True, False]), ("none", [])])
 def test_head_norms(head_norm: str, affine: list[bool]) -> None:
-    head = made(head_norm=head_norm).head
-    norms = [part for part in head if isinstance(part, nn.BatchNorm1d | nn.LayerNorm)]
+    norms = [part for part in made(head_norm=head_norm).head if isinstance(part, nn.BatchNorm1d | nn.LayerNorm)]
     assert [norm.weight is not None for norm in norms] == affine
     assert all(isinstance(norm, nn.BatchNorm1d if head_norm == "batch" else nn.LayerNorm) for norm in norms)
 
 
 def test_heads_divide_every_width() -> None:
-    expected = {8: 1, 64: 1, 96: 1, 192: 3, 300: 4, 320: 5, 512: 8, 768: 12, 2048: 32, 131: 1}
-    for width, heads in expected.items():
+    for width, heads in {8: 1, 64: 1, 96: 1, 192: 3, 300: 4, 320: 5, 512: 8, 768: 12, 2048: 32, 131: 1}.items():
         with torch.device("meta"):
-            encoder = Bag(width=width).build(DIM, TEXTS, CONTEXT)
-            actual = AlignerSettings().around(encoder, "text", DIM)
+            actual = AlignerSettings().around(Bag(width=width).build(DIM, TEXTS, CONTEXT), "text", DIM)
         assert actual.aligner.layers[0].attention.heads == heads, width
 
 
@@ -198,8 +195,7 @@ def test_sizes_are_the_papers() -> None:
         assert count(encoder.aligner.layers) == 7_087_872
         assert count(encoder.aligner.head) == 1_841_280
         assert encoder.aligner.layers[0].attention.heads == 12
-    both = sum(count(encoder.aligner) for encoder in (image, text))
-    assert 4 * both / 2**20 == pytest.approx(68.12, abs=0.01)
+    assert 4 * sum(count(encoder.aligner) for encoder in (image, text)) / 2**20 == pytest.approx(68.12, abs=0.01)
 
 
 # ---- roles

@@ -22,7 +22,6 @@ INPUTS = {
     "texts": (TEXTS, TOKENS),
     "features": (FEATURES, torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(1))),
 }
-ROLES = {"embedding", "attention", "mlp", "norm", "final_norm", "projection"}
 
 
 def nano(spec: InputSpec = PICTURES, dim: int = 96, context: DataContext = CONTEXT, **settings) -> BlocksModule:
@@ -72,7 +71,7 @@ def test_models_of_fedcola_have_their_published_sizes():
 def test_every_parameter_has_a_role():
     with torch.device("meta"):
         module = Blocks(size="small").build(100, InputSpec((3, 224, 224)), CONTEXT)
-    sizes = dict.fromkeys(ROLES, 0)
+    sizes = dict.fromkeys({"embedding", "attention", "mlp", "norm", "final_norm", "projection"}, 0)
     for role, size in roles(module):
         sizes[role] += size
     assert sizes == {
@@ -245,8 +244,7 @@ def original(folder: Path, name: str = "vit"):
 
 
 def pretrained(folder: Path, spec: InputSpec = PICTURES, dim: int = 16, **settings) -> BlocksModule:
-    context = DataContext(folder, weights=folder)
-    return Blocks(**{"weights": "vit", **settings}).build(dim, spec, context).eval()
+    return Blocks(**{"weights": "vit", **settings}).build(dim, spec, DataContext(folder, weights=folder)).eval()
 
 
 @torch.no_grad()
@@ -255,8 +253,7 @@ def test_a_pretrained_vit_equals_the_original(folder):
     states = original(folder)(x).last_hidden_state
     torch.testing.assert_close(model(x), states[:, 0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.encode(*model.tokens(x)), states, atol=1e-5, rtol=1e-5)
-    mean = pretrained(folder, pooling="mean")
-    torch.testing.assert_close(mean(x), states[:, 1:].mean(1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pretrained(folder, pooling="mean")(x), states[:, 1:].mean(1), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -17,8 +17,7 @@ def maps(*shapes: tuple[int, int], batch: int = 2, seed: int = 0) -> list[torch.
 @pytest.mark.parametrize("widths", [(8,), (8, 6, 4), (512, 256, 128, 64)])
 @pytest.mark.parametrize(("grid", "size"), [(2, 8), (4, 64), (14, 32), (8, 8), (3, 20), (16, 8)])
 def test_a_grid_becomes_logits_of_the_masks_size(widths: tuple[int, ...], grid: int, size: int) -> None:
-    decoder = GridDecoder(12, widths, size).eval()
-    assert decoder(maps((12, grid))).shape == (2, 1, size, size)
+    assert GridDecoder(12, widths, size).eval()(maps((12, grid))).shape == (2, 1, size, size)
 
 
 def test_grid_stages_double_but_never_beyond_the_masks() -> None:
@@ -52,9 +51,8 @@ def test_every_skip_matters(number: int) -> None:
 
 def test_all_parameters_learn() -> None:
     torch.manual_seed(1)
-    shapes = [(8, 2), (6, 4), (4, 8)]
     for decoder in (GridDecoder(8, (8, 4), 16), UNetDecoder([8, 6, 4], (8, 4), 16)):
-        decoder(maps(*shapes)).square().mean().backward()
+        decoder(maps(*[(8, 2), (6, 4), (4, 8)])).square().mean().backward()
         assert all(bool((value.grad != 0).any()) for value in decoder.parameters())  # type: ignore[union-attr]
 
 
@@ -66,8 +64,7 @@ def test_widths_must_be_some(widths: tuple[int, ...]) -> None:
 
 
 def test_widths_are_those_of_the_stages() -> None:
-    decoder = UNetDecoder([9, 7, 5, 3], (8, 6), 16)
-    convolutions = [stage[0] for stage in decoder.stages]
+    convolutions = [stage[0] for stage in UNetDecoder([9, 7, 5, 3], (8, 6), 16).stages]
     assert [each.out_channels for each in convolutions] == [8, 6, 6]
     assert [each.in_channels for each in convolutions] == [9 + 7, 8 + 5, 6 + 3]
     grid = GridDecoder(9, (8, 6, 4), 16)

@@ -81,10 +81,8 @@ def test_positions_can_be_trained_and_fused(name: str) -> None:
     local, mask = encoder.positions(x)
     assert local.shape[::2] == (3, DIM)
     assert mask is None or mask.shape == local.shape[:2]
-    fused = GranularityFusion(DIM).embedding(local, torch.randn_like(local), mask)
-    fused.square().sum().backward()
-    learns = encoder.project
-    assert all(value.grad is not None and value.grad.isfinite().all() for value in learns.parameters())
+    GranularityFusion(DIM).embedding(local, torch.randn_like(local), mask).square().sum().backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in encoder.project.parameters())
 
 
 POOLED = ["bert-mean", "bag", "resnet", "vit-mean", "blocks-mean", "blocks-text-mean", "blocks-sequences"]
@@ -110,8 +108,7 @@ def test_positions_of_blocks_leave_their_own_cls_token_out() -> None:
 
 def test_positions_of_sequences_have_a_padding_mask() -> None:
     encoder, x = built("blocks-sequences")
-    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 6]).bool()
-    assert torch.equal(encoder.positions(x)[1], mask)
+    assert torch.equal(encoder.positions(x)[1], torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 6]).bool())
 
 
 def test_a_gru_has_read_the_whole_text_at_its_ends() -> None:

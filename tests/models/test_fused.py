@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from item_tables import Table
 from polyfed.core.errors import ConfigError
 from polyfed.data.samples import Samples
 from polyfed.models.fusion import (
@@ -57,17 +58,6 @@ class Steps(nn.Module):
         return (values * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True)
 
 
-class Table:
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __call__(self, rows: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.values[rows]
-
-
 ROWS = {"a": torch.tensor([4, 4, 1, 0, 1]), "b": torch.tensor([7, 2, 9, 0, 5])}  # siblings share a row of "a"
 
 
@@ -85,8 +75,7 @@ def parts() -> Parts:
     own = Model({"a": Flat(3), "b": Steps()}, {}, 4)
     others = Model({"a": Flat(5), "b": Steps()}, {}, 4).requires_grad_(False).eval()
     mine = samples_of({"a": torch.randn(5, 3), "b": sequences})
-    theirs = samples_of({"a": torch.randn(5, 5), "b": sequences[:, :4]})
-    return own, others, mine, theirs
+    return own, others, mine, samples_of({"a": torch.randn(5, 5), "b": sequences[:, :4]})
 
 
 def fused_of(parts: Parts, *, known: bool = True, **options: bool) -> tuple[Fused, FusionGuidance]:
@@ -130,8 +119,7 @@ def test_maps_are_fused_by_position(parts: Parts, unit: bool) -> None:
         received, there = others.encoders["b"].positions(theirs.inputs["b"](row))
         if unit:
             local, received = F.normalize(local, dim=2), F.normalize(received, dim=2)
-        matched = match_positions(received, there, 6, mask)
-        full = fused.fusion(local, matched, mask)[0]
+        full = fused.fusion(local, match_positions(received, there, 6, mask), mask)[0]
         torch.testing.assert_close(actual[place], full[mask[0]].mean(0))
 
 
@@ -240,8 +228,7 @@ def test_a_final_norm_belongs_to_maps_too(parts: Parts) -> None:
     normed = Model(dict(own.encoders), {}, 4, final_norm=nn.LayerNorm(4))
     x = mine.batch(torch.arange(3)).inputs["b"]
     values, mask = features_of(normed, "b", x, maps=True)
-    expected = F.layer_norm(own.encoders["b"].positions(x)[0], (4,))
-    torch.testing.assert_close(values, expected)
+    torch.testing.assert_close(values, F.layer_norm(own.encoders["b"].positions(x)[0], (4,)))
     assert mask is not None
     torch.testing.assert_close(features_of(normed, "b", x, maps=False).values, normed.embed("b", x))
 
@@ -249,8 +236,7 @@ def test_a_final_norm_belongs_to_maps_too(parts: Parts) -> None:
 def test_units_and_choices(parts: Parts) -> None:
     actual = SampleFeatures(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), None)
     torch.testing.assert_close(actual.unit().values, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
-    half = SampleFeatures(actual.values.bfloat16()).unit().values
-    assert half.dtype == torch.float32
+    assert SampleFeatures(actual.values.bfloat16()).unit().values.dtype == torch.float32
     masked = SampleFeatures(torch.randn(3, 2, 4), torch.tensor([[True, False], [True, True], [False, True]]))
     chosen = masked.at(torch.tensor([2, 0]))
     assert chosen.mask is not None

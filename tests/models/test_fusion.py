@@ -116,10 +116,8 @@ def test_amount_and_content_of_padding_do_not_matter(maps, training):
     modules[1].load_state_dict(modules[0].state_dict())
     expected = modules[0].embedding(*maps, MASK)
     longer = [nn.functional.pad(x.masked_fill(~MASK.unsqueeze(-1), 9.0), (0, 0, 0, 3), value=-5.0) for x in maps]
-    got = modules[1].embedding(*longer, nn.functional.pad(MASK, (0, 3)))
-    torch.testing.assert_close(got, expected)
-    for name, value in modules[0].state_dict().items():
-        torch.testing.assert_close(modules[1].state_dict()[name], value)
+    torch.testing.assert_close(modules[1].embedding(*longer, nn.functional.pad(MASK, (0, 3))), expected)
+    torch.testing.assert_close(modules[1].state_dict(), modules[0].state_dict())
 
 
 def test_a_row_without_positions_neither_breaks_nor_moves_the_others(maps):
@@ -159,8 +157,7 @@ def test_norms_over_valid_positions_are_those_of_pytorch_on_what_is_valid(maps):
     own, reference = PositionNorm(8).double(), nn.BatchNorm1d(8).double()
     for x in maps:
         torch.testing.assert_close(own(x, MASK)[MASK], reference(x[MASK]))
-    for name, value in reference.state_dict().items():
-        torch.testing.assert_close(own.state_dict()[name], value)
+    torch.testing.assert_close(own.state_dict(), reference.state_dict())
     torch.testing.assert_close(own.eval()(x)[MASK], reference.eval()(x[MASK]))
 
 

@@ -156,9 +156,8 @@ def test_cached_features_give_what_the_network_gives(
 def test_its_own_projection_leads_to_the_space_of_both_towers(
     context: DataContext, weights: str, tower: str, view: str
 ) -> None:
-    dim = 6 if weights == "clip" else WIDTH
     made = encoder(weights, {"name": view, "length": ROOM}, tower=tower, projection="own")
-    model = ModelSettings(dim=dim, encoders={"m": made}).build({}, context).eval()
+    model = ModelSettings(dim=6 if weights == "clip" else WIDTH, encoders={"m": made}).build({}, context).eval()
     assert not model.exchanged()
     full = original(weights, context)
     texts = ["w1 w2", "w3 w4 w5 w6 w7", "", "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11"]
@@ -175,8 +174,7 @@ def test_its_own_projection_leads_to_the_space_of_both_towers(
         expected = full.get_text_features(input_ids=given["input_ids"], **mask)
     expected = F.normalize(expected.pooler_output, dim=-1)
     for rows in (torch.arange(4), torch.tensor([0]), torch.tensor([2, 0])):  # batches of other lengths
-        actual = model.represent("m", inputs(rows))
-        torch.testing.assert_close(actual, expected[rows], atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(model.represent("m", inputs(rows)), expected[rows], atol=2e-3, rtol=2e-3)
 
 
 def test_coarse_arithmetic_and_checkpoints_change_little(context: DataContext) -> None:
@@ -295,8 +293,7 @@ def test_states_copies_and_moves_keep_the_values(context: DataContext, case: str
         assert torch.equal(alike.embed("image", x), expected)
         assert set(alike.trained()) == set(model.trained())
     assert trunk_of(copied.train()).module is not trunk_of(model).module
-    double = model.to(torch.float64).embed("image", x.double())
-    torch.testing.assert_close(double.float(), expected)
+    torch.testing.assert_close(model.to(torch.float64).embed("image", x.double()).float(), expected)
     incomplete = model.state_dict()
     incomplete.popitem()
     with pytest.raises(RuntimeError, match="Missing key"):
@@ -425,9 +422,8 @@ def test_an_align_module_takes_cls_once(context: DataContext) -> None:
 def test_a_run_exchanges_what_is_trained_and_its_model_opens(
     tiny: dict[str, Any], context: DataContext, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    image = {"name": "hf", "weights": "vit", **settings}
     for participant in (tiny["server"], *tiny["clients"].values()):
-        participant["model"]["encoders"]["image"] = image
+        participant["model"]["encoders"]["image"] = {"name": "hf", "weights": "vit", **settings}
     tiny["data"]["weights_dir"] = str(context.weights)
     tiny["run"]["rounds"] = 1
     finished = run(Experiment.load(tiny), tmp_path / "run")

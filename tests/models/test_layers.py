@@ -65,8 +65,7 @@ def test_the_last_layers_give_of_states_what_the_whole_network_gives(
 def test_networks_that_cannot_go_on_from_states_are_refused_and_train_on_their_inputs(
     name: str, tower: Any, context: DataContext
 ) -> None:
-    states = {"name": "states", "before_last": 2, "length": ROOM}
-    cached = encoder(name, tower, states)
+    cached = encoder(name, tower, {"name": "states", "before_last": 2, "length": ROOM})
     with pytest.raises(ConfigError, match=r"does not go on from states of its layers.*`view: native`"):
         cached.build(5, cached.view.spec("", context), context)
     spec, x = sample(name, tower)

@@ -63,8 +63,7 @@ def test_only_visible_patches_pass_the_blocks():
     encoded = masked.encode_visible(encoder, x, masking)
     assert encoded.shape == (3, 5, 96)
     tiles = x.reshape(3, 3, 4, 4, 4, 4)  # rows and columns of patches at dimensions 2 and 4
-    hidden = masking.hidden.view(3, 1, 4, 1, 4, 1)
-    other = torch.where(hidden, torch.randn_like(tiles), tiles).reshape_as(x)
+    other = torch.where(masking.hidden.view(3, 1, 4, 1, 4, 1), torch.randn_like(tiles), tiles).reshape_as(x)
     assert not torch.equal(other, x)
     assert torch.allclose(masked.encode_visible(encoder, other, masking), encoded, atol=1e-6)
 
@@ -92,8 +91,7 @@ def test_the_decoder_of_the_papers_size():
         encoder = Blocks(size="base", depth=1, patch=16).build(768, InputSpec((3, 224, 224)), CONTEXT)
         decoder = masked.PatchDecoder(encoder, 512, 8, 16)
     attention = 512 * 1536 + 1536 + 512 * 512 + 512
-    mlp = 512 * 2048 + 2048 + 2048 * 512 + 512
-    block = attention + mlp + 2 * 2 * 512
+    block = attention + (512 * 2048 + 2048 + 2048 * 512 + 512) + 2 * 2 * 512
     assert block == 3_152_384
     total = (768 * 512 + 512) + 512 + 8 * block + 2 * 512 + (512 * 768 + 768)
     assert parameters(decoder) == total == 26_008_320
@@ -103,8 +101,7 @@ def test_the_decoder_of_the_papers_size():
 
 def test_the_decoder_restores_the_order():
     """Without blocks, each visible patch comes out of its own place, and every other place holds the mask token."""
-    encoder = encoder_of()
-    decoder = masked.PatchDecoder(encoder, 32, 1, 2)
+    decoder = masked.PatchDecoder(encoder_of(), 32, 1, 2)
     decoder.blocks = nn.ModuleList()
     decoder.norm = nn.Identity()
     masking = masked.random_masking(4, 16, 0.75, stream())
@@ -115,8 +112,7 @@ def test_the_decoder_restores_the_order():
         for place in range(16):
             seen = masking.visible[b].tolist()
             token = decoder.embed(encoded[b, 1 + seen.index(place)]) if place in seen else decoder.mask[0, 0]
-            expected = decoder.pixels(token + decoder.positions[place])
-            assert torch.allclose(actual[b, place], expected, atol=1e-6)
+            assert torch.allclose(actual[b, place], decoder.pixels(token + decoder.positions[place]), atol=1e-6)
 
 
 def test_positions_are_sines_and_cosines_of_row_and_column():

@@ -93,8 +93,7 @@ def test_prompts_in_front_are_those_of_peft(context: DataContext, tmp_path: Path
     with torch.no_grad():
         expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).last_hidden_state[:, 2:]
         actual = ours.trunk.eval()(IDS)
-    mask = (IDS != 0).unsqueeze(-1)
-    torch.testing.assert_close(actual.local, expected * mask, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual.local, expected * (IDS != 0).unsqueeze(-1), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(actual.pooled, expected[:, 0], atol=1e-6, rtol=1e-6)
 
 
@@ -165,14 +164,12 @@ def test_a_network_with_positions_of_patches_alone_takes_prompts(
     given: Any = {"weights": weights, "view": "native", "pooling": pooling}
     built: Any = HF(**given, adapter={"name": "prompts", "length": 2}).build(5, PICTURES, context)
     actual = built.trunk.eval()(torch.randn(2, 3, 32, 32))
-    expected = actual.local[:, 0] if pooling == "cls" else actual.local.mean(1)
-    torch.testing.assert_close(actual.pooled, expected)
+    torch.testing.assert_close(actual.pooled, actual.local[:, 0] if pooling == "cls" else actual.local.mean(1))
 
 
 @pytest.mark.parametrize(("weights", "begins"), [("bert", True), ("clip", True), ("siglip", False)])
 def test_a_view_knows_if_texts_begin_with_a_mark(weights: str, begins: bool, context: DataContext) -> None:
-    view = encoder(weights).view
-    assert view.spec("text", context).begins == begins
+    assert encoder(weights).view.spec("text", context).begins == begins
     words: Any = Tokens(tokenizer={"name": "hashing", "size": 50})  # type: ignore[arg-type]
     assert not words.spec("text", context).begins
 

@@ -18,8 +18,7 @@ def test_gru_readout_last_equals_a_bidirectional_gru_gathered_at_the_last_word()
             getattr(both, name).copy_(weight)
         for name, weight in model.backwards.named_parameters():
             getattr(both, f"{name}_reverse").copy_(weight)
-    lengths = [4, 1, 6]
-    for row, length in zip(TOKENS, lengths, strict=True):
+    for row, length in zip(TOKENS, [4, 1, 6], strict=True):
         states, _ = both(model.embedding(row[:length].unsqueeze(0)))
         torch.testing.assert_close(model(row.unsqueeze(0)), states[:, -1])
 

@@ -32,8 +32,7 @@ def test_last_valid_picks_the_last_token_of_each_row(states):
     lengths = lengths_of(valid_positions(TOKENS, 0))
     assert lengths.tolist() == [3, 1, 5, 1]
     got = last_valid(states, lengths)
-    expected = torch.stack([states[0, 2], states[1, 0], states[2, 4], states[3, 0]])
-    assert torch.equal(got, expected)
+    assert torch.equal(got, torch.stack([states[0, 2], states[1, 0], states[2, 4], states[3, 0]]))
 
 
 def test_reversed_valid_turns_only_the_valid_part(states):
@@ -59,8 +58,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     out = torch.randn(3, 4, generator=generator)
     local = torch.randn(3, 5, 6, generator=generator)
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    return out, local, mask
+    return out, local, torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 
 def naive(pie: PIE, out: list[float], local: list[list[float]]) -> list[float]:
@@ -151,7 +149,6 @@ def test_batch_standardisation_of_one_sample_uses_what_it_has_seen():
 def test_positions_of_zeros_are_padding(pie):
     model = FeatureProjection(pie=pie).build(5, InputSpec((6, 9)), CONTEXT).eval()
     x = torch.randn(2, 4, 9)
-    padded = torch.nn.functional.pad(x, (0, 0, 0, 2))
-    torch.testing.assert_close(model(x), model(padded))
+    torch.testing.assert_close(model(x), model(torch.nn.functional.pad(x, (0, 0, 0, 2))))
     if not pie:
         torch.testing.assert_close(model(x), model.project(model.standardise(x.mean(1))))

@@ -31,15 +31,13 @@ def context(tmp_path) -> DataContext:
 
 
 def test_folders_stand_side_by_side_and_unknown_words_are_random(context):
-    spec = InputSpec((8,), VOCABULARY, pad=0)
-    table = embedding_table(spec, context, width=300, vectors=("one", "two")).weight
+    table = embedding_table(InputSpec((8,), VOCABULARY, pad=0), context, width=300, vectors=("one", "two")).weight
     assert table.shape == (5, 5)
     assert table[2].tolist() == [1, 2, 4, 5, 6]
     assert table[3, :2].tolist() == [3, 5]
     assert table[4, 2:].tolist() == [7, 8, 9]
     assert (table[0] == 0).all()
-    missing = torch.cat([table[1], table[3, 2:], table[4, :2]])
-    assert (missing != 0).all()
+    assert (torch.cat([table[1], table[3, 2:], table[4, :2]]) != 0).all()
 
 
 def test_words_without_vector_are_a_tenth_as_spread_as_the_vectors(tmp_path):

@@ -17,9 +17,8 @@ from polyfed.lab.downstream.probe import Bench
 def _layered(run_folder: Path) -> dict[str, Any]:
     """The federation of ``tiny_run`` with encoders that have layers, and clients with tests of their own."""
     content = dict(yaml.safe_load((run_folder / "config.yaml").read_text()))
-    words = {"name": "bert", "view": {"name": "tokens", "length": 16}}
     for model in (content["server"]["model"], content["clients"]["paired"]["models"][0]):
-        model["encoders"]["text"] = words
+        model["encoders"]["text"] = {"name": "bert", "view": {"name": "tokens", "length": 16}}
     content["data"]["sources"]["scenes"]["test"] = 40
     content["clients"]["paired"]["test"] = "dealt"
     content["run"] |= {"rounds": 1, "evaluate_clients": False}

@@ -126,5 +126,4 @@ def test_blocks_give_the_same_values_and_gradients(sides, masks, chunk, masked):
         loss.backward()
         return loss.detach(), *(side.grad for side in live)
 
-    for complete, part in zip(run(None), run(chunk), strict=True):
-        torch.testing.assert_close(part, complete)
+    torch.testing.assert_close(run(chunk), run(None))

@@ -16,7 +16,6 @@ from polyfed.lab.studies.columns.metrics import Downstream
 from polyfed.lab.studies.study import Study
 from polyfed.runs.config_files import read_config
 
-SCALES = ("small", "paper", "smoke")
 Printed = Mapping[str, float]
 
 
@@ -45,7 +44,7 @@ def test_every_item_has_a_file() -> None:
 def test_a_study_names_its_item(name: str, load: Callable[..., Study]) -> None:
     paper, _, item = name.partition("/")
     form = {"t": "Table", "f": "Figure"}.get(item[0] if item[1:].isdigit() else "", "")
-    for scale in SCALES:
+    for scale in ("small", "paper", "smoke"):
         study = load(name, scale)
         assert study.source.paper.lower() == paper
         assert study.title.startswith(f"{study.source.paper}, ")

@@ -17,10 +17,8 @@ from polyfed.lab.studies.study_files import study_content
 from polyfed.runs.experiment import Experiment
 from small_federations import transformers
 
-OWN = [name for name in STUDIES if name not in NAMES]
 
-
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name not in NAMES])
 @pytest.mark.parametrize("scale", [SMALL, pytest.param(SMOKE, marks=pytest.mark.slow)])
 def test_every_row_resolves(name: str, scale: str, tmp_path: Path) -> None:
     study = Study.load(STUDIES[name], scale)

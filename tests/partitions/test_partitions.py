@@ -36,7 +36,6 @@ from polyfed.partitions.partition import (
 from polyfed.runs.experiment import Experiment
 
 COMPLETE = ["iid", "quantity", "shards", "dirichlet"]
-every = pytest.mark.parametrize("name", [*COMPLETE, "drop"])
 
 
 def make(name: str, **extra: object) -> Partition:
@@ -66,7 +65,7 @@ def test_every_item_goes_to_exactly_one_client(name: str, n: int, clients: int, 
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(n))
 
 
-@every
+@pytest.mark.parametrize("name", [*COMPLETE, "drop"])
 def test_its_generator_alone_decides_which_items_in_which_order(name: str):
     before = torch.random.get_rng_state()
     first, again, other = (make(name).split(200, balanced(200, 4), 4, gen(seed)) for seed in (3, 3, 4))
@@ -185,16 +184,14 @@ def test_no_client_exceeds_the_cap_by_more_than_one_share_of_a_class(alpha: floa
 
 def test_every_client_has_the_minimum():
     for seed in range(10):
-        parts = Dirichlet(alpha=0.1, min_size=60).split(2000, balanced(2000, 10), 10, gen(seed))
-        assert min(sizes(parts)) >= 60
+        assert min(sizes(Dirichlet(alpha=0.1, min_size=60).split(2000, balanced(2000, 10), 10, gen(seed)))) >= 60
 
 
 @pytest.mark.parametrize(("alpha", "share", "within"), [(1e-3, 1.0, 0.03), (0.5, 0.42, 0.1), (1e6, 0.1, 0.015)])
 def test_alpha_goes_from_one_holder_a_class_to_equal_shares(alpha: float, share: float, within: float):
     labels = balanced(8000, 40)
     counts = table(Dirichlet(alpha=alpha, min_size=1).split(8000, labels, 10, gen()), labels)
-    largest = (counts.max(dim=1).values / counts.sum(dim=1)).mean().item()
-    assert largest == pytest.approx(share, abs=within)
+    assert (counts.max(dim=1).values / counts.sum(dim=1)).mean().item() == pytest.approx(share, abs=within)
 
 
 def test_shares_of_one_class_are_dirichlet_distributed():
@@ -268,8 +265,7 @@ def test_dirichlet_counts_items_against_the_cap(alpha: float, seed: int) -> None
     cap = 2000 / 5
     for part in parts:
         counts = classes[part].bincount(minlength=32)
-        last = int(counts.nonzero().max())
-        assert counts.sum() - counts[last] < cap  # one class share above the cap at most
+        assert counts.sum() - counts[int(counts.nonzero().max())] < cap  # one class share above the cap at most
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(2000))
 
 
@@ -309,8 +305,7 @@ def test_units_are_cut_where_their_middle_lies() -> None:
 
 def test_natural_clients_are_the_largest_classes_and_rare_ones_join_the_smallest() -> None:
     country = torch.tensor([9] * 8 + [4] * 5 + [7] * 3 + [1] * 2 + [2] * 2 + [3])
-    parts = Natural().split(21, country, 3, gen())
-    result = [sorted(country[part].unique().tolist()) for part in parts]
+    result = [sorted(country[part].unique().tolist()) for part in Natural().split(21, country, 3, gen())]
     # 3 + 2 (class 1) = 5; of two clients with 5 the last takes class 2, then client 1 with 5 takes class 3
     assert result == [[9], [3, 4], [1, 2, 7]]
 
@@ -363,16 +358,14 @@ def test_dealt_parts_are_disjoint_complete_and_large_enough(seed: int, clients: 
     groups = np.repeat(np.arange(100), rng.integers(1, most + 1, size=100))
     units, _ = grouped(groups, rng.integers(0, 5, size=len(groups)))
     held = {label: rng.integers(0, 40, size=clients) * (rng.random(clients) < 0.5) for label in range(4)}
-    sizes = np.maximum(sum(held.values()), 1)
-    parts = partitioned(units, held, sizes, rng, 2)
+    parts = partitioned(units, held, np.maximum(sum(held.values()), 1), rng, 2)
     assert sorted(np.concatenate(parts)) == list(range(len(units)))
     assert all(units.sizes[part].sum() >= 2 for part in parts)
 
 
 def test_a_client_without_test_items_gets_some_of_classes_that_it_holds() -> None:
-    labels = [0] * 10 + [1] * 10
     held = {0: np.array([100, 0, 0]), 1: np.array([0, 100, 1])}
-    parts = partitioned(singles(labels), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
+    parts = partitioned(singles([0] * 10 + [1] * 10), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)
     assert [len(part) for part in parts] == [9, 9, 2] or [len(part) for part in parts] == [10, 8, 2]
     # the first gift comes from the first of the largest clients, which may hold nothing of class 1
     again = partitioned(singles([0] * 4 + [1] * 10), held, np.array([100, 100, 1]), np.random.default_rng(0), 2)

@@ -98,8 +98,7 @@ def test_both_layouts_of_vqa_v2_have_the_same_questions_and_votes(folders: Path)
 def test_votes_are_classes_of_each_annotators_answer(folders: Path) -> None:
     table, samples = asked({"most": 3}, "train", folders)
     assert table.classes["answer"] == ("yes", "0", "1", OTHER)  # of 12 images 4 each have most votes for 0, 1 and 2
-    of_row_1 = samples.targets["votes"][2:4].tolist()
-    assert of_row_1 == [[0] * 9 + [3], [2] * 6 + [3] * 4]
+    assert samples.targets["votes"][2:4].tolist() == [[0] * 9 + [3], [2] * 6 + [3] * 4]
 
 
 def test_a_server_for_vqa_v2_runs_and_reports_soft_accuracy(folders: Path, tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ def pictures(tiny: Config, encoder: Config, folder: Path) -> Participant:
     """A client of images with this encoder, without dropout."""
     del tiny["clients"]["paired"], tiny["server"]
     image = tiny["clients"]["image"]
-    view = {"name": "pixels", "size": 32}
-    image["model"]["encoders"]["image"] = {**encoder, "view": view}
+    image["model"]["encoders"]["image"] = {**encoder, "view": {"name": "pixels", "size": 32}}
     if "weights" in encoder:
         tiny["data"]["weights_dir"] = str(save(encoder["weights"], folder / "weights").parent)
     tiny["privacy"] = NOISY
@@ -159,9 +158,7 @@ def require_sums_by_sample(client: Any) -> None:
     one = PerSampleGradients(client, client.trainer(), client.train, SampleProtection(noise_multiplier=1.0, clip=0.4))
     names = {id(parameter): name for name, parameter in client.model.named_parameters()}
     seen = {names[id(p)]: total.clone() for p, total in one.clipped_sums(chosen, torch.Generator().manual_seed(0))}
-    assert seen.keys() == expected.keys()
-    for name, total in seen.items():
-        assert torch.allclose(total, expected[name], atol=1e-5), name
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5)
     empty = dict(one.clipped_sums(chosen[:0], torch.Generator()))
     assert all(float(total.abs().sum()) == 0 for total in empty.values())
     one.forget()
@@ -183,8 +180,7 @@ def test_noise_is_normal_at_the_multiplier_times_the_clip(client: Any, monkeypat
     trainer = client.trainer()
     monkeypatch.setattr(trainer, "apply", lambda: applied.extend(p.grad.clone() for p in client.model.parameters()))
     protection = SampleProtection(noise_multiplier=3.0, clip=0.2)
-    cost = training_cost(protection, 60, 20, 1, 1)
-    PrivateTraining(protection, KEY, cost).fit(client, client.train, 1, 1)
+    PrivateTraining(protection, KEY, training_cost(protection, 60, 20, 1, 1)).fit(client, client.train, 1, 1)
     # 20 samples are expected in a batch of which each sums to 0.2 at most
     noise = torch.cat([(20 * mean - total).flatten() for mean, total in zip(applied, sums, strict=True)])
     assert kstest(noise.double().numpy() / 0.6, "norm").pvalue > 0.01
@@ -264,8 +260,7 @@ def test_clipped_gradients_learn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedet", "fedmkd"])
 def test_methods_whose_replies_are_made_of_the_model_run(tmp_path: Path, method: str) -> None:
     config = one_classification(federation_for(method))
-    text = config["clients"]["text"]
-    config["clients"] = {"text": text | {"count": 2}}
+    config["clients"] = {"text": config["clients"]["text"] | {"count": 2}}
     config["privacy"] = {"samples": {"noise_multiplier": 2.0}, "metrics": "clear"}
     config["run"]["rounds"] = 1
     assert finished(config, tmp_path / "run").records.last("server", "privacy")["epsilon"] > 0

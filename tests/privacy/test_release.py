@@ -50,8 +50,7 @@ def test_the_update_is_clipped_as_one_vector(scale: float) -> None:
 def test_noise_on_an_update_is_normal_and_as_strong_as_set() -> None:
     start = Weights({"a": torch.zeros(200, 100), "b": torch.zeros(300)})
     made = reply("weights", start, Payload({"weights": start}), weights=0.5, noise_multiplier=3.0)
-    entries = torch.cat([made["a"].flatten(), made["b"]]).double()
-    assert kstest(entries.numpy() / 1.5, "norm").pvalue > 0.01
+    assert kstest(torch.cat([made["a"].flatten(), made["b"]]).double().numpy() / 1.5, "norm").pvalue > 0.01
     assert abs(float(torch.corrcoef(torch.stack([made["a"].flatten()[:300], made["b"]]))[0, 1])) < 0.2
 
 
@@ -90,8 +89,7 @@ def test_noise_on_rows_grows_with_the_root_of_their_number() -> None:
     made = reply("representations", bundle, representations=0.5, noise_multiplier=2.0)
     assert made.order == "p"
     # 2 x 0.5 x sqrt(400)
-    entries = torch.cat([made["image"].flatten(), made["text"].flatten()])
-    assert kstest(entries.numpy() / 20.0, "norm").pvalue > 0.01
+    assert kstest(torch.cat([made["image"].flatten(), made["text"].flatten()]).numpy() / 20.0, "norm").pvalue > 0.01
 
 
 def test_votes_are_one_class_each_and_with_little_noise_the_right_one() -> None:

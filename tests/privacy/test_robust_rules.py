@@ -25,8 +25,7 @@ def rule(name: str, **settings: Any) -> RobustRule:
 
 def clients(n: int, seed: int = 0) -> list[list[Tensor]]:
     """Two tensors of each, near a common point."""
-    stream = torch.Generator().manual_seed(seed)
-    draw = functools.partial(torch.randn, generator=stream, dtype=torch.float64)
+    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return [[draw(3, 4) + 5, draw(6)] for _ in range(n)]
 
 
@@ -67,8 +66,7 @@ def naive_krum(rows: list[list[float]], f: int, m: int) -> list[float]:
     for k, row in enumerate(rows):
         others = sorted(distance(row, other) ** 2 for j, other in enumerate(rows) if j != k)
         seen.append((sum(others[: len(rows) - f - 2]), k))
-    kept = [rows[k] for _, k in sorted(seen)[:m]]
-    return [sum(column) / m for column in zip(*kept, strict=True)]
+    return [sum(column) / m for column in zip(*[rows[k] for _, k in sorted(seen)[:m]], strict=True)]
 
 
 @pytest.mark.parametrize("n", [7, 8])
@@ -153,8 +151,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
 def test_rules_follow_shifts_and_scales(name: str) -> None:
     values = clients(7)
     moved = [[3 * value - 2 for value in client] for client in values]
-    expected = 3 * flat(rule(name).combined(values, 2)) - 2
-    torch.testing.assert_close(flat(rule(name).combined(moved, 2)), expected)
+    torch.testing.assert_close(flat(rule(name).combined(moved, 2)), 3 * flat(rule(name).combined(values, 2)) - 2)
 
 
 @pytest.mark.parametrize("name", BUFFERING)
@@ -166,8 +163,7 @@ def test_equal_clients_give_what_they_sent(name: str) -> None:
 
 def test_distances_keep_the_digits_of_small_updates_of_long_weights() -> None:
     weights = torch.full((1000,), 1e4)
-    values = [[weights], [weights + 2**-8], [weights - 2**-8]]
-    squared = squared_distances(values)
+    squared = squared_distances([[weights], [weights + 2**-8], [weights - 2**-8]])
     assert squared[0, 1] == 1000 * 2**-16
     assert squared[1, 2] == 4000 * 2**-16
 

@@ -11,7 +11,6 @@ import yaml
 from polyfed.reporting.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
-VOID = {"meta", "img", "input", "br"}
 ALL_PARTS = ["server", "curves", "partition", "traffic", "clients", "inner", "events", "configuration", "reading"]
 
 
@@ -31,7 +30,7 @@ class Page(HTMLParser):
     def handle_starttag(self, name, attributes):
         assert len({key for key, _ in attributes}) == len(attributes), f"doubled attribute in <{name}>"
         self.elements.append((name, dict(attributes)))
-        if name not in VOID:
+        if name not in {"meta", "img", "input", "br"}:
             self.stack.append(name)
 
     def handle_endtag(self, name):

@@ -33,11 +33,10 @@ from run_folders import write_lines, write_run
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Three seeds of one configuration, and a run of another."""
-    settings = [("cream", 30.0, 1), ("avg", 40.0, 1), ("cream", 30.0, 2), ("cream", 30.0, 3)]
     folder = tmp_path_factory.mktemp("runs")
     return [
         RunRecords.load(write_run(folder / f"{name}-{seed}", rounds=4, seed=seed, gain=gain, algorithm=name))
-        for name, gain, seed in settings
+        for name, gain, seed in [("cream", 30.0, 1), ("avg", 40.0, 1), ("cream", 30.0, 2), ("cream", 30.0, 3)]
     ]
 
 
@@ -106,8 +105,7 @@ def test_spread_ignores_what_is_not_finite():
 
 
 def test_drawing(runs, tmp_path):
-    path = draw_comparison(compare(runs), tmp_path / "out" / "compare.png", "accuracy")
-    with Image.open(path) as image:
+    with Image.open(draw_comparison(compare(runs), tmp_path / "out" / "compare.png", "accuracy")) as image:
         assert image.format == "PNG"
         assert len(set(image.convert("RGB").resize((200, 200)).get_flattened_data())) > 20
 
@@ -119,10 +117,9 @@ def run_with(folder: Path, seed: int | None, test: list[float], validation: Any 
     """A run whose server has these test (and validation) values in rounds 0, 1, ...; clients' are final."""
     folder.mkdir(parents=True)
     clients = more.pop("clients", {})
-    series = {"test": test, "validation": validation}
     lines = [
         {"round": number, "participant": "server", "kind": split, "metrics": {"r1_sum": value}}
-        for split, values in series.items()
+        for split, values in {"test": test, "validation": validation}.items()
         for number, value in enumerate(values)
     ]
     of_client = {"round": 1, "kind": "test"}

@@ -42,8 +42,7 @@ def test_a_table_with_more_columns_than_rows_is_turned() -> None:
 
 
 def test_one_that_fits_neither_way_is_split_by_columns() -> None:
-    parts = column_groups(table(7, 10), 80)
-    assert [len(part.columns) for part in parts] == [4, 4, 4, 2]
+    assert [len(part.columns) for part in column_groups(table(7, 10), 80)] == [4, 4, 4, 2]
     lines = shown(table(7, 10))
     assert sum(line.count(FIGURE) for line in lines) == 70
     assert lines[-2:] == ["A note.", ""]

@@ -39,8 +39,7 @@ def records(tmp_path: Path) -> RunRecords:
     event = {"round": 1, "participant": f"a{HOSTILE}", "kind": "event", "event": "client_excluded", "reason": HOSTILE}
     metrics = {f"m{HOSTILE}": 0.5, "accuracy": 1.0}
     measured = {"round": 1, "participant": f"b{HOSTILE}", "kind": "test", "metrics": metrics}
-    server = measured | {"participant": "server"}
-    write_lines(tmp_path / "metrics.jsonl", [event, measured, server])
+    write_lines(tmp_path / "metrics.jsonl", [event, measured, measured | {"participant": "server"}])
     return RunRecords.load(tmp_path)
 
 

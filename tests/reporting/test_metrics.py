@@ -64,8 +64,7 @@ def test_every_recall_of_the_retrieval_task_is_found_with_its_context(folds):
 
 def test_context_of_classification():
     metrics = evaluate(Classification(modality="image"))
-    shares = "accuracy", "balanced_accuracy", "macro_f1"
-    constants = {f"{one}_of_constant" for one in shares}
+    constants = {f"{one}_of_constant" for one in ("accuracy", "balanced_accuracy", "macro_f1")}
     assert {name for name in metrics if is_context(name)} == {"n", "items", "classes"} | constants
 
 

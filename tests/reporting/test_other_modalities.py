@@ -30,8 +30,7 @@ METRICS = {
 
 
 def test_recalls_of_several_tasks_have_the_galleries_of_their_own() -> None:
-    recalls = find_recalls(METRICS)
-    assert [(one.direction, one.gallery, one.task) for one in recalls] == [
+    assert [(one.direction, one.gallery, one.task) for one in find_recalls(METRICS)] == [
         ("image to text", 50, "retrieval-1_"),
         ("text to image", 10, "retrieval-1_"),
         ("audio to image", 10, "retrieval-2_"),

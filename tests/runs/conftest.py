@@ -13,8 +13,6 @@ from misbehaving import contents, creamfl, interrupted
 from polyfed.runs.experiment import Experiment
 from small_federations import Config
 
-Stopped = Callable[..., Path]
-
 
 @pytest.fixture
 def config(tiny: Config) -> Config:
@@ -54,6 +52,6 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pa
 
 
 @pytest.fixture
-def stopped(stopped_once: Callable[[int], Path], tmp_path: Path) -> Stopped:
+def stopped(stopped_once: Callable[[int], Path], tmp_path: Path) -> Callable[..., Path]:
     """Gives a copy of a run that was stopped in a round."""
     return lambda at: Path(shutil.copytree(stopped_once(at), tmp_path / "a"))

@@ -1,4 +1,4 @@
-"""Work and memory of a run in addition to its training: linear in clients, and without tensors that nothing needs."""
+"""Work and memory of a run apart from training: linear in clients, and without tensors that nothing needs."""
 
 from __future__ import annotations
 

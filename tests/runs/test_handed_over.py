@@ -88,7 +88,6 @@ CONFIGS = (
     ("run.engine", "evilmod.Missing"),
 )
 ENCODER = ("model.encoders.image", "evilmod.E")
-MODELS = (ENCODER, ("model.encoders.image.view", "evilmod.V"), ("task", "evilmod.T"))
 OPENING: dict[str, Callable[[Path, Path], Any]] = {
     "experiment": lambda run, out: open_run(run).experiment,
     "federation": lambda run, out: open_run(run).federation,
@@ -138,7 +137,7 @@ def test_what_the_configuration_of_a_run_names_is_not_imported(run: Path, ran: P
 
 @pytest.mark.parametrize("opened", OF_THE_MODEL.values(), ids=OF_THE_MODEL)
 def test_what_a_model_names_is_not_imported(run: Path, ran: Path, tmp_path: Path, opened: Any) -> None:
-    for path, name in MODELS:
+    for path, name in (ENCODER, ("model.encoders.image.view", "evilmod.V"), ("task", "evilmod.T")):
         folder = with_model(Path(shutil.copytree(run, tmp_path / path)), path, name)
         with pytest.raises(ConfigError, match=rf"names code, '{name}'"):
             opened(folder, tmp_path)

@@ -52,8 +52,7 @@ def test_vectors_are_those_of_the_runs_own_pipeline(tiny_run: Path, participant:
     else:
         model = opened.global_model(next(own for own, c in opened.types.items() if "paired" in str(c.clients)))
     samples = opened.federation.server_samples("test")
-    vectors = loaded.encode(images=pictures, texts=texts)
-    for modality, seen in zip(("image", "text"), vectors, strict=True):
+    for modality, seen in zip(("image", "text"), loaded.encode(images=pictures, texts=texts), strict=True):
         rows = samples.inputs[modality](torch.arange(len(seen)))
         with torch.no_grad():
             expected = model.represent(modality, rows).numpy()

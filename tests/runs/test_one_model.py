@@ -184,10 +184,9 @@ def test_the_gallery_takes_frozen_features_from_the_cache(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save("vit", tmp_path / "weights")
-    image = {"name": "projection", "view": {"name": "features", "backbone": "vit"}}
     tiny["data"] |= {"weights_dir": str(tmp_path / "weights"), "cache_dir": str(tmp_path / "cache")}
     for part in (tiny["server"], *tiny["clients"].values()):
-        part["model"]["encoders"]["image"] = image
+        part["model"]["encoders"]["image"] = {"name": "projection", "view": {"name": "features", "backbone": "vit"}}
     tiny["run"] |= {"rounds": 1, "evaluate_clients": False}
     run = polyfed.run(Experiment.load(tiny), tmp_path / "run", quiet=True)
     computed = list[int]()

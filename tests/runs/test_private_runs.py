@@ -34,13 +34,7 @@ from polyfed.wire.messages import Request
 from polyfed.wire.payload import Payload, Weights
 from polyfed.wire.schema import steps_of
 from sessions import prepared, site_of
-from small_federations import Config, federation_for, topics
-
-ENGINES: dict[str, Config] = {
-    "serialized": {"name": "local", "serialize": True},
-    "ray": {"name": "ray", "workers": 2},
-    "flower": {"name": "flower", "nodes": 2},
-}
+from small_federations import ENGINES, Config, federation_for, topics
 
 
 def federation(secret: Path | None = None, **privacy: Any) -> Config:

@@ -62,10 +62,9 @@ def test_series_last_and_best(tmp_path):
 
 
 def test_a_cut_off_last_line_is_left_out_with_a_warning(tmp_path):
-    path = tmp_path / "metrics.jsonl"
     complete = json.dumps(measured(1, 3.0)) + "\n"
     for cut in range(1, len(complete) - 1):
-        path.write_text(complete + complete[:cut])
+        (tmp_path / "metrics.jsonl").write_text(complete + complete[:cut])
         records = RunRecords.load(tmp_path)
         assert records.series("server", "r1_sum") == {1: 3.0}
         if cut < len(complete) - 2:

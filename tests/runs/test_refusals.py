@@ -62,7 +62,6 @@ def _dealt(group: str, partition: str, **settings: Any) -> Config:
     return {f"clients.{group}.partition": {"name": partition} | settings}
 
 
-ACROSS = {"name": "by_slot", "layers": "encoder", "range": "modality"}
 MAE = {"decoder_depth": 1, "decoder_width": 32, "decoder_heads": 2}
 IMAGE_ONLY = {"server.model.encoders.text": GONE, "server.task": "classification"}
 LABELS = {"task": {"name": "classification", "target": "label"}}
@@ -231,7 +230,7 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
     ],
     (BUILDING, "layers of other shapes"): [
         (
-            tiny(name="fedavg", averaging=ACROSS),
+            tiny(name="fedavg", averaging={"name": "by_slot", "layers": "encoder", "range": "modality"}),
             {"clients.image.model.encoders.image.widths": [16, 8]},
             r"'image/trunk' of clients paired-0, paired-1 cannot be averaged .* image:",
         ),

@@ -21,11 +21,8 @@ from small_federations import METHODS, Config, federation_for, sized, topics
 FAR = {"name": "sign_flip", "factor": 8.0, "clients": 2}
 
 
-CLIP = {"times": 1.0, "weight": 1.0}
-
-
 def combining(how: Any) -> Config:
-    return {"clip": CLIP} if how == "clip" else {"robust": how}
+    return {"clip": {"times": 1.0, "weight": 1.0}} if how == "clip" else {"robust": how}
 
 
 def federation(robust: Any = None, attackers: Any = None, clients: int = 7, **run_settings: Any) -> Config:

@@ -50,8 +50,7 @@ def test_all_that_is_found_is_read_or_left_out_with_a_reason(name: str, tmp_path
 
 
 def test_reasons_name_what_is_left_out(tmp_path: Path) -> None:
-    shown = [line.strip() for count in looked_at("classes", tmp_path).counts for line in count.lines()]
-    assert shown[:4] == [
+    assert [line.strip() for count in looked_at("classes", tmp_path).counts for line in count.lines()][:4] == [
         "files: 46 found, 40 read",
         "left out: 1 .dcm files, which are not read (`dcmj2pnm --write-png --min-max-window 1.dcm 1.png` (DCMTK))",
         "left out: 2 hidden files, such as '.DS_Store'",

@@ -83,19 +83,16 @@ def test_a_sample_counts_by_the_modalities_that_it_has():
     image, text = batch.inputs["image"], batch.inputs["text"]
     expected = torch.stack([(image[0] + text[0]) / 2, text[1], image[2]])
     assert torch.allclose(Classification().feature(model, Classification().head(6, samples), batch), expected)
-    only = batch.having("image")
-    assert torch.equal(Classification(modality="image").feature(model, None, only), image[[0, 2]])
+    assert torch.equal(Classification(modality="image").feature(model, None, batch.having("image")), image[[0, 2]])
 
 
 def test_metrics_equal_a_loop_over_the_samples():
     labels = [0, 1, 1, 2, 2, 2, 3, 0]
     samples = labelled(labels)
     weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(5))
-    head = fixed_head(weight)
-    metrics = Classification().evaluate(identity_model("image"), head, samples, batch_size=3)
+    metrics = Classification().evaluate(identity_model("image"), fixed_head(weight), samples, batch_size=3)
     logits = (samples.inputs["image"].values @ weight.T).tolist()
-    predicted = [row.index(max(row)) for row in logits]
-    hits = [p == t for p, t in zip(predicted, labels, strict=True)]
+    hits = [p == t for p, t in zip([row.index(max(row)) for row in logits], labels, strict=True)]
     losses = [math.log(sum(math.exp(z) for z in row)) - row[t] for row, t in zip(logits, labels, strict=True)]
     assert metrics["accuracy"] == pytest.approx(100 * sum(hits) / 8)
     assert metrics["loss"] == pytest.approx(sum(losses) / 8, rel=1e-5)
@@ -109,16 +106,14 @@ def test_top5_from_ten_classes_on():
     samples = labelled([0, 9, 3], dim=10)
     model, head = identity_model("image", dim=10), fixed_head(torch.eye(10))
     metrics = Classification().evaluate(model, head, samples, batch_size=2)
-    logits = samples.inputs["image"].values
-    expected = [t in row.topk(5).indices for row, t in zip(logits, [0, 9, 3], strict=True)]
+    expected = [t in row.topk(5).indices for row, t in zip(samples.inputs["image"].values, [0, 9, 3], strict=True)]
     assert metrics["top5"] == pytest.approx(100 * sum(expected) / 3)
 
 
 def test_constant_head_scores_nothing_and_nan_neither():
     samples, model = labelled([0, 1, 0, 0]), identity_model("image")
     assert Classification().evaluate(model, fixed_head(torch.zeros(2, 6)), samples, batch_size=4)["accuracy"] == 0
-    broken = fixed_head(torch.full((2, 6), math.nan))
-    metrics = Classification().evaluate(model, broken, samples, batch_size=4)
+    metrics = Classification().evaluate(model, fixed_head(torch.full((2, 6), math.nan)), samples, batch_size=4)
     assert metrics["accuracy"] == 0
     assert math.isnan(metrics["loss"])
 

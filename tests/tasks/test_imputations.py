@@ -83,8 +83,7 @@ def test_the_nearest_public_sample_lends_its_other_side() -> None:
 def test_dropout_takes_one_modality_from_samples_that_have_several() -> None:
     imputer = made(LeaveOut(dropout=0.5)).train()
     embeddings = {"image": torch.ones(4000, 2), "text": torch.zeros(4000, 2)}
-    complete = {name: PresentEmbeddings(x, torch.arange(4000)) for name, x in embeddings.items()}
-    values = imputer(complete, 4000)[:, 0]
+    values = imputer({name: PresentEmbeddings(x, torch.arange(4000)) for name, x in embeddings.items()}, 4000)[:, 0]
     counts = {value: int((values == value).sum()) for value in (0.0, 0.5, 1.0)}
     assert sum(counts.values()) == 4000
     assert counts[0.5] == pytest.approx(2000, abs=150)
@@ -98,15 +97,13 @@ def test_dropout_takes_one_modality_from_samples_that_have_several() -> None:
 
 def test_the_head_of_the_task_has_the_imputer() -> None:
     task = Classification(imputation=Placeholder())
-    rows = {"image": [0, 1, -1], "text": [0, -1, 2]}
-    data = samples(torch.randn(3, 2), torch.randn(3, 2), [0, 1, 2], rows)
+    data = samples(torch.randn(3, 2), torch.randn(3, 2), [0, 1, 2], {"image": [0, 1, -1], "text": [0, -1, 2]})
     head = task.head(2, data)
     batch = data.batch(torch.arange(3))
     parts = embeddings_of(Identity(), batch, BOTH)
     expected = F.cross_entropy(F.linear(head.imputer(parts, 3), head.weight, head.bias), batch.targets["label"])
     torch.testing.assert_close(task.loss(Identity(), head, batch), expected)
-    alone = Classification(modality="image").head(2, data)
-    assert not hasattr(alone, "imputer")
+    assert not hasattr(Classification(modality="image").head(2, data), "imputer")
 
 
 def test_samples_that_lack_what_is_classified_are_left_out() -> None:
@@ -122,10 +119,9 @@ def test_samples_that_lack_what_is_classified_are_left_out() -> None:
 
 
 def test_metrics_are_given_by_pattern_of_modalities_and_by_each_alone() -> None:
-    rows = {"image": [0, 1, -1, 3], "text": [0, -1, 2, -1]}
     right, wrong = [5.0, 0.0], [0.0, 5.0]
     image, text = torch.tensor([right, right, wrong, wrong]), torch.tensor([right, right, wrong, right])
-    data = samples(image, text, [0, 0, 0, 0], rows)
+    data = samples(image, text, [0, 0, 0, 0], {"image": [0, 1, -1, 3], "text": [0, -1, 2, -1]})
     task, each = Classification(), Classification(given="each")
     head = Classification(classes=2).head(2, data)
     with torch.no_grad():

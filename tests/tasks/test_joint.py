@@ -65,9 +65,8 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 
 
 def test_a_participant_learns_several_tasks(tiny: dict[str, Any], tmp_path: Path) -> None:
-    both = ["retrieval", {"name": "classification", "modality": "image"}]
     for participant in (tiny["server"], tiny["clients"]["paired"]):
-        participant["task"] = both
+        participant["task"] = ["retrieval", {"name": "classification", "modality": "image"}]
     tiny["clients"].pop("image")
     tiny["run"] |= {"rounds": 1, "evaluate_clients": True}
     finished = run(Experiment.load(tiny), tmp_path / "run")

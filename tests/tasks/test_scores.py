@@ -184,8 +184,7 @@ def sorted_ranks(queries, gallery, query_items, gallery_items):
     actual = []
     for scores, item in zip((queries @ gallery.T).tolist(), query_items.tolist(), strict=True):
         entries = [(-s, g == item) for s, g in zip(scores, gallery_items.tolist(), strict=True)]
-        best = next(i for i, (_, positive) in enumerate(sorted(entries)) if positive)
-        actual.append(best)
+        actual.append(next(i for i, (_, positive) in enumerate(sorted(entries)) if positive))
     return torch.tensor(actual)
 
 
@@ -214,8 +213,7 @@ def test_five_captions_hit_by_any_of_them():
     texts = torch.cat([F.normalize(torch.ones(4, 3), dim=1), images[:1], images[2:], images[1:2]])
     text_items = torch.tensor([0, 0, 0, 0, 0, 1, 2])
     # the captions of 1 and 2 are swapped, four captions of 0 lie in the middle of all, and zeros tie
-    actual = ranks(images, texts, torch.arange(3), text_items)
-    assert actual.tolist() == [0, 6, 6]
+    assert ranks(images, texts, torch.arange(3), text_items).tolist() == [0, 6, 6]
     assert ranks(texts, images, text_items, torch.arange(3)).tolist() == [2, 2, 2, 2, 0, 2, 2]
 
 

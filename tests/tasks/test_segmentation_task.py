@@ -59,8 +59,7 @@ def pictures(logits: Tensor, masks: Tensor, items: Tensor | None = None) -> Samp
 def test_metrics_count_pixels_over_all_images() -> None:
     """Three images of 2 x 2 pixels, worked out by hand."""
     masks = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [2, 255]], [[0, 0], [0, 0]]], dtype=torch.uint8)
-    predicted = torch.tensor([[0, 1, 1, 0], [0, 0, 2, 2], [1, 0, 0, 0]])
-    logits = nn.functional.one_hot(predicted, 4).float()
+    logits = nn.functional.one_hot(torch.tensor([[0, 1, 1, 0], [0, 0, 2, 2], [1, 0, 0, 0]]), 4).float()
     task = Segmentation(names=("none", "a", "b", "c"), ignore=255)
     metrics = task.evaluate(Grid(), Doubled(), pictures(logits, masks), batch_size=2)
     # a: 2 of 3 + 3 pixels are both; b: 1 of 1 + 1; c is nowhere, and so in no mean

@@ -51,6 +51,5 @@ def test_clients_learn_from_masks(tiny: dict[str, Any], tmp_path: Path) -> None:
     group["model"]["encoders"]["image"]["view"] |= {"augment": {"crop": 0.5, "flip": True}}
     tiny["algorithm"] = {"name": "local", "local_epochs": 2}
     tiny["run"] |= {"rounds": 3, "evaluate_clients": True}
-    finished = run(Experiment.load(tiny), tmp_path / "run", quiet=True)
-    curve = finished.records.series("image", "closeness")
+    curve = run(Experiment.load(tiny), tmp_path / "run", quiet=True).records.series("image", "closeness")
     assert curve[3] > curve[1]

@@ -75,8 +75,7 @@ def test_what_a_question_lacks_is_zeros_in_training_and_when_it_is_judged():
     samples = replace(samples, rows=dict(samples.rows) | {"image": torch.tensor([0, -1, 1, -1])})
     task, model = VQA(hidden=8, fusion="both"), identity_model("image", "text")
     head, batch = built(task, samples).eval(), samples.batch(torch.arange(4))
-    image = batch.inputs["image"] * torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None]
-    expected = head([image, batch.inputs["text"]])
+    expected = head([batch.inputs["image"] * torch.tensor([1.0, 0.0, 1.0, 0.0])[:, None], batch.inputs["text"]])
     torch.testing.assert_close(task.scores(model, head, batch), expected)
     actual = task.evaluate(model, head, samples, batch_size=3)["loss"]
     assert actual == pytest.approx(float(F.cross_entropy(expected, samples.targets["answer"])), rel=1e-5)
@@ -116,8 +115,7 @@ def test_metrics_equal_a_loop_over_the_questions():
     model, head = identity_model("image", "text"), built(VQA(), samples)
     metrics = task.evaluate(model, head, samples, batch_size=4)
     logits = task.scores(model, head, samples.batch(torch.arange(9))).double().tolist()
-    predicted = [row.index(max(row)) for row in logits]
-    right = [s == t for s, t in zip(predicted, labels, strict=True)]
+    right = [s == t for s, t in zip([row.index(max(row)) for row in logits], labels, strict=True)]
     guessed = [g == t != 3 for g, t in zip(guesses, labels, strict=True)]
     losses = [math.log(sum(map(math.exp, row))) - row[t] for row, t in zip(logits, labels, strict=True) if t != 3]
     assert 0 < sum(right) < 7
@@ -160,8 +158,7 @@ def left_out_scores(predicted, votes):
 def test_scores_equal_loops_over_annotators_of_questions_that_have_different_numbers_of_them():
     generator = torch.Generator().manual_seed(2)
     votes = torch.randint(0, 3, (200, 10), generator=generator)
-    present = torch.randint(1, 11, (200, 1), generator=generator)
-    votes = votes.where(torch.arange(10) < present, -1)
+    votes = votes.where(torch.arange(10) < torch.randint(1, 11, (200, 1), generator=generator), -1)
     predicted = torch.randint(-1, 3, (200,), generator=generator)
     rows = list(zip(predicted.tolist(), votes.tolist(), strict=True))
     expected = [left_out_scores(one, own) for one, own in rows]
@@ -276,8 +273,7 @@ def test_frozen_encoders_learn_nothing_and_keep_their_statistics(wrapped):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(part.training for part in model.modules())
     assert task.loss(model, head, batch).item() == loss.item()  # no dropout either
-    tuned = VQA().loss(model, head, batch)
-    tuned.backward()
+    VQA().loss(model, head, batch).backward()
     assert any(value.grad is not None for value in model.parameters())
     assert model.encoders["image"].norm.num_batches_tracked == 1
 

@@ -29,8 +29,7 @@ def test_a_request_has_labels_that_a_file_can_be_called_after(change: dict[str, 
 
 def test_an_error_is_reported_in_a_bounded_line() -> None:
     text = "x\x1b[2J\nround 3: client b" + "y" * 5000
-    notes = Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast")
-    text, _ = envelope_answer(notes)
+    text, _ = envelope_answer(Answer.failed("a", Cause.LATE, text, "first\n" + "z" * 50_000 + "\nlast"))
     answer = answer_of(Request("a", "fit", 1, 0, None, Payload()), text, [], Limits())
     assert answer.failure is not None
     assert answer.failure.cause is Cause.LATE

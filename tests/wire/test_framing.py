@@ -111,8 +111,7 @@ def test_values_that_json_has_no_word_for_cross_too() -> None:
 
 
 def test_parameters_cross_without_their_gradients() -> None:
-    live = torch.nn.Parameter(torch.ones(2))
-    back = crossed(Payload({"w": Weights({"a": live})})).bundles["w"]["a"]
+    back = crossed(Payload({"w": Weights({"a": torch.nn.Parameter(torch.ones(2))})})).bundles["w"]["a"]
     assert not back.requires_grad
 
 

@@ -42,8 +42,7 @@ def damaged_part(bundle: TensorBundle, damage: Callable[[dict[str, Any]], None],
 
 
 def test_checksums_find_every_flipped_bit() -> None:
-    bundle = Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)})
-    frame = pack_frame(bundle, checksums=True)
+    frame = pack_frame(Weights({"a": torch.randn(3), "b": torch.tensor([1, 2], dtype=torch.int16)}), checksums=True)
     assert list(unpack_frame(frame)) == ["a", "b"]
     for which, buffer in enumerate(frame.buffers):
         for position in range(len(buffer)):

@@ -77,8 +77,7 @@ def test_a_step_that_is_overridden_is_that_of_the_subclass() -> None:
 
 
 def test_parameters_declare_the_request_in_order() -> None:
-    schema = schema_of(Base().fit)
-    assert list(schema.receives.items()) == [("weights", Weights), ("rate", float), ("label", str)]
+    assert list(schema_of(Base().fit).receives.items()) == [("weights", Weights), ("rate", float), ("label", str)]
     assert schema_of(Base().look).receives == {}
 
 

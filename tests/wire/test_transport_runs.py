@@ -42,11 +42,9 @@ class Adding:
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for number, request in enumerate(requests):
             request = replace(request, payload=crossed(request.payload))
-            content = self.transport.decode(request.payload)
-            new = {name: value.clone() for name, value in of(content).items()}
+            new = {name: value.clone() for name, value in of(self.transport.decode(request.payload)).items()}
             new["linear"][number, 0] += 0.5
-            wire = self.transport.encode(Payload({"weights": Weights(new)}))
-            yield Answer(request.client, crossed(wire))
+            yield Answer(request.client, crossed(self.transport.encode(Payload({"weights": Weights(new)}))))
 
 
 def cohort_of(engine: Adding, **options: Any) -> Cohort:
@@ -55,8 +53,7 @@ def cohort_of(engine: Adding, **options: Any) -> Cohort:
 
 
 def test_the_ledger_has_both_sizes() -> None:
-    transport = Transport(weights="float16")
-    cohort = cohort_of(Adding(transport))
+    cohort = cohort_of(Adding(Transport(weights="float16")))
     list(cohort.ask(fit, weights=Weights(model())))
     lines = [line for line in cohort.channel.ledger.records if line["client"] == "a"]
     whole = sum(value.nbytes for value in model().values())

@@ -65,8 +65,7 @@ def test_the_suite_on_a_run_end_to_end(cli: Cli, tiny_run: Path) -> None:
 def test_results_are_the_same_again_and_lie_in_the_run(cli: Cli, typed_run: Path, small: Path) -> None:
     for _ in range(2):
         assert cli(typed_run, "--suite", small, "--client", "paired-1")[0] == 0
-    folder = typed_run / "downstream" / "paired-1"
-    first = (folder / "small.json").read_bytes()
+    first = (typed_run / "downstream" / "paired-1" / "small.json").read_bytes()
     assert cli(typed_run, "--suite", small, "--client", "paired-1", "--out", "again")[0] == 0
     assert Path("again/small.json").read_bytes() == first
     assert cli(typed_run, "--suite", small, "--client", "paired-1", "--seed", 7, "--out", "other")[0] == 0

@@ -46,17 +46,14 @@ def test_cells_show_mean_spread_missing_seeds_and_what_the_paper_prints(loaded: 
 
 def test_tables_by_hand(loaded: Load) -> None:
     settings = {name: {"paths": ["clients.*.training.optimizer.lr"]} for name in ("rate", "weight")}
-    column = {"metric": "r1_sum", "kind": "validation"}
-    claims = {"method": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1"]}
     study = loaded(
         rows={"tiny": {"tune": False}, "prox": {"set": {"algorithm": {"name": "fedprox", "local_epochs": 1}}}},
         seeds=3,
-        claims=claims,
-        tuning={"settings": settings, "column": column, "candidates": 3},
+        claims={"method": ["prox > tiny on r1", "prox > tiny on MiB"], "secondary": ["prox < tiny on r1"]},
+        tuning={"settings": settings, "column": {"metric": "r1_sum", "kind": "validation"}, "candidates": 3},
     )
     twice = Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, ["rate"])
-    choices = (twice, twice, Chosen({}, {}, {"": 1.0}))
-    chosen = {("prox", (), seed): choice for seed, choice in enumerate(choices)}
+    chosen = {("prox", (), seed): choice for seed, choice in enumerate((twice, twice, Chosen({}, {}, {"": 1.0})))}
     own = results(study, chosen=chosen, causes={"x, seed 1": "why"}, replies={"tiny": [0, 0], "prox": [3, 1]})
     main, differences, judged, secondary, tuning, causes = study_tables(own)
     assert main.rows == [["tiny", "11.00 ± 1.00", "4.00 ± 0.00"], ["prox", "13.00 ± 2.00", "5.00 ± 1.41 (2)"]]
@@ -138,10 +135,9 @@ def test_paired_differences_with_their_intervals(loaded: Load, tmp_path: Path) -
 
 def test_a_difference_of_one_seed_has_no_whiskers_and_of_none_no_bar(loaded: Load, tmp_path: Path) -> None:
     study = loaded(seeds=1, figures=[{"column": "r1", "minus": True}])
-    by_row = {"tiny": 4.0, "prox": 7.0}
     drawn = []
     for rows in (["tiny", "prox"], ["prox"]):
-        own = Results(study, {(row, (), "r1"): {0: by_row[row]} for row in rows})
+        own = Results(study, {(row, (), "r1"): {0: {"tiny": 4.0, "prox": 7.0}[row]} for row in rows})
         (axes,) = draw_study(own, Drawing(column="r1", minus=True)).axes
         bars = [container for container in axes.containers if hasattr(container, "patches")]
         ends = [bar.errorbar.lines[2][0].get_segments()[0].tolist() for bar in bars]

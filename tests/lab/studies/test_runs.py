@@ -49,8 +49,7 @@ def test_cells_give_the_figures_of_their_runs_and_are_not_run_twice(loaded: Load
     assert heard - {""}
     (cell, *_) = first.results.cells.values()
     folder = tmp_path / "cells" / cell
-    alone = open_run(folder)
-    assert first.results.at("tiny", (), "r1")[0] == alone.metrics()["r1_sum"]
+    assert first.results.at("tiny", (), "r1")[0] == open_run(folder).metrics()["r1_sum"]
     assert first.results.at("tiny", (), "rounds") == {0: 1.0, 1: 1.0}
     assert first.results.replies == {row: [0, 0] for row in study.rows}
     assert files(folder) >= {"config.yaml", "metrics.jsonl", "figures.json"}

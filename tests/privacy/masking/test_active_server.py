@@ -105,8 +105,7 @@ def session_in(
     config["run"] |= run
     session = prepared(config, folder)
     assert isinstance(session.engine, LocalEngine)
-    private = None if sums is None else sums.parent
-    session.engine.site.terms = SiteTerms(private=private, identity=IDENTITY)
+    session.engine.site.terms = SiteTerms(private=None if sums is None else sums.parent, identity=IDENTITY)
     engine = Active(session.engine, change, lost)
     session.engine = session.cohorts.engine = engine
     return session, engine
@@ -172,8 +171,7 @@ def test_a_server_that_announces_different_requests_is_refused_by_the_name_of_th
         return with_fields(request, **{TOTAL: 20})
 
     session, engine = session_in(tmp_path, change)
-    site = engine.engine.site
-    site.terms = SiteTerms(identity=IDENTITY if signed else None)
+    engine.engine.site.terms = SiteTerms(identity=IDENTITY if signed else None)
     fields = {"weights": session.server.weights_for(session.server.clients[1]), TOTAL: 20}
     reported = Request(VICTIM, "fit", 1, 0, None, Payload(fields))
     with pytest.raises(PolyfedError, match=f"'{VICTIM}'"):

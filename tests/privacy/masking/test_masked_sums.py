@@ -49,8 +49,7 @@ def test_masked_sums_are_the_plain_ones_for_any_dropouts(data: st.DataObject, n:
     required = max(REQUIRED(n), 3)
     # each party stays, or leaves before shares, before words, or before the end
     gone = data.draw(st.lists(st.sampled_from(["shares", "words", "end"]), max_size=n - required))
-    leaves = data.draw(st.permutations(gone + ["never"] * (n - len(gone))))
-    when = dict(zip(group, leaves, strict=True))
+    when = dict(zip(group, data.draw(st.permutations(gone + ["never"] * (n - len(gone)))), strict=True))
     members = exchanged(group, [name for name in group if when[name] == "shares"])
     shared = [name for name in group if when[name] != "shares"]
     survivors = [name for name in shared if when[name] != "words"]
@@ -59,9 +58,8 @@ def test_masked_sums_are_the_plain_ones_for_any_dropouts(data: st.DataObject, n:
         plain = {name: value.astype(np.uint64) for name, value in plain.items()}
     sent = {name: group[name].masked(plain[name]) for name in survivors}
     shares = {name: group[name].opened(survivors, REQUIRED) for name in survivors if when[name] == "never"}
-    unmasking = Unmasking(CONTEXT, members, shared, REQUIRED(n))
 
-    got = unmasking.sum(total(list(sent.values())), survivors, shares)
+    got = Unmasking(CONTEXT, members, shared, REQUIRED(n)).sum(total(list(sent.values())), survivors, shares)
 
     assert (got == total([plain[name] for name in survivors])).all()
     assert all((sent[name] != plain[name]).any() for name in survivors)
@@ -113,8 +111,7 @@ def test_a_server_cannot_have_both_secrets_of_one_client() -> None:
         with pytest.raises(PayloadError, match="keys are used once"):
             group[name].opened(["c-1", "c-2", "c-3"], REQUIRED)
     # what it has takes off the own mask, and leaves the pairwise ones
-    alone = Unmasking(CONTEXT, public, ["c-0"], 3)
-    assert (alone.sum(sent["c-0"], ["c-0"], first) != plain["c-0"]).all()
+    assert (Unmasking(CONTEXT, public, ["c-0"], 3).sum(sent["c-0"], ["c-0"], first) != plain["c-0"]).all()
 
 
 def test_a_server_that_announces_different_survivors_gets_too_few_shares_of_either_kind() -> None:
@@ -125,8 +122,7 @@ def test_a_server_that_announces_different_survivors_gets_too_few_shares_of_eith
     shares = {name: group[name].opened(with_it if k < 2 else without, REQUIRED) for k, name in enumerate(without)}
 
     of_seed = {int(name[-1]) + 1: own["c-0"] for name, own in list(shares.items())[:2]}
-    of_key = {int(name[-1]) + 1: own["c-0"] for name, own in list(shares.items())[2:]}
-    for held in (of_seed, of_key):
+    for held in (of_seed, {int(name[-1]) + 1: own["c-0"] for name, own in list(shares.items())[2:]}):
         with pytest.raises(PayloadError, match="the threshold is 3"):
             keys.recovered(held, REQUIRED(5), lambda _: True)
 
@@ -182,10 +178,9 @@ def test_keys_of_an_earlier_round_open_nothing_of_this_one() -> None:
 def test_keys_and_shares_that_are_none_are_refused_by_name() -> None:
     group = parties(3)
     members = {name: party.public for name, party in group.items()}
-    two_alike = members | {"c-2": members["c-1"]}
     for wrong, reason in [
         ({name: members[name] for name in ("c-0", "c-1")}, "a sum of 2 clients"),
-        (two_alike, "the same key"),
+        (members | {"c-2": members["c-1"]}, "the same key"),
         (members | {"c-2": b"short"}, "keys of 'c-2' are 5 bytes"),
         (members | {"c-0": members["c-1"]}, "own keys"),
     ]:
