@@ -120,7 +120,10 @@ class ByHand:
     "settings",
     [
         {},
-        {"blending": {"divergence": "mean_layer"}, "byol": {"weight": 0.5, "predictor_width": 16}},
+        pytest.param(
+            {"blending": {"divergence": "mean_layer"}, "byol": {"weight": 0.5, "predictor_width": 16}},
+            marks=pytest.mark.slow,
+        ),
         {"task_weight": 0.0, "blending": {"tau": 0.2}, "byol": {"momentum": 0.5, "predictor_width": 16}},
     ],
 )

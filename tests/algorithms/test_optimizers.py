@@ -33,6 +33,8 @@ OPTIMIZERS: dict[str, Config] = {
 }
 THROUGHOUT = {"fedavg"}
 """With every optimiser."""
+OF_THEIR_OWN = {"sgd-clipped", "sgd-plain", "adam", "adamw"}
+"""Slow: tests of optimisers have each; ``adamp`` comes with ``fedavg`` and those in turn."""
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """With two: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
@@ -44,7 +46,8 @@ def cases() -> Iterator[Any]:
     """Every method with momentum; three with other optimisers."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
         if form in THROUGHOUT or optimizer == "sgd" or (form in IN_TURN and optimizer == "adamp"):
-            marks = pytest.mark.slow if form in COSTLY else ()
+            is_slow = form in COSTLY or optimizer in OF_THEIR_OWN or (form in IN_TURN and optimizer == "sgd")
+            marks = pytest.mark.slow if is_slow else ()
             yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")
 
 

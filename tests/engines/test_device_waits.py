@@ -108,7 +108,11 @@ FEDAVG = {"name": "fedavg", "local_epochs": 1}
 
 @pytest.mark.parametrize(
     ("algorithm", "sections"),
-    [(FEDAVG, {}), (FEDAVG, {"aggregation": {"clip": {}}}), (FEDAVG | {"name": "fedprox"}, {})],
+    [
+        (FEDAVG, {}),
+        (FEDAVG, {"aggregation": {"clip": {}}}),
+        pytest.param(FEDAVG | {"name": "fedprox"}, {}, marks=pytest.mark.slow),
+    ],
     ids=["fedavg", "clipped", "fedprox"],
 )
 def test_a_client_waits_for_the_device_a_few_times_and_adds_few_operators(

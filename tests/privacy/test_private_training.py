@@ -17,6 +17,7 @@ dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is no
 pytest.importorskip("opacus", reason="opacus is not installed")
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
@@ -116,7 +117,12 @@ def test_masks_are_learnt_image_by_image(tiny: Config, tmp_path: Path) -> None:
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}])
+@pytest.mark.parametrize(
+    "more",
+    mostly_slow(
+        [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}], {"imputation": "placeholder"}
+    ),
+)
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
     more: Config, tiny: Config, tmp_path: Path
 ) -> None:
@@ -133,7 +139,11 @@ def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_th
 
 @pytest.mark.parametrize(
     ("weights", "more"),
-    [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})],
+    mostly_slow(
+        [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})],
+        ("modernbert", {}),
+        ("clip", {"tower": "text"}),
+    ),
 )
 def test_masks_of_pretrained_networks_do_not_look_at_a_whole_batch(weights: str, more: Config, tmp_path: Path) -> None:
     config, text = federation(), {"name": "hf", "weights": weights, "tower": more.pop("tower", "whole")}
@@ -226,6 +236,7 @@ def finished(config: Config, folder: Path) -> Run:
     return polyfed.run(Experiment.parse(config), folder, quiet=True)
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_run_is_the_accountants(tmp_path: Path) -> None:
     run = finished(federation(), tmp_path / "run")
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
