@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch
 import yaml
 
 import polyfed
+from grids import mostly_slow
 from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 from polyfed.core.errors import ConfigError
 from polyfed.federation.population import Population
@@ -22,6 +24,7 @@ from small_federations import METHODS, Config, aligned, federation_for, pixels, 
 
 DEADLINE: Config = {"phases": {"fit": {"deadline": 9.0}}}
 KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
+PAIRS = [*itertools.product(METHODS, KINDS)]
 
 
 def twin(config: Config, variant: str, *overrides: str) -> Experiment:
@@ -39,8 +42,7 @@ def creamfl(**algorithm: object) -> Config:
 # ---- what becomes of an experiment
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("variant", KINDS)
+@pytest.mark.parametrize(("method", "variant"), mostly_slow(PAIRS, *PAIRS[::3]))  # each method, and each twin, by day
 def test_every_method_has_its_twins_or_lists_them(method: str, variant: str) -> None:
     config = federation_for(method)
     own = Experiment.load(config)
