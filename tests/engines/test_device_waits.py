@@ -110,7 +110,7 @@ FEDAVG = {"name": "fedavg", "local_epochs": 1}
     ("algorithm", "sections"),
     [
         (FEDAVG, {}),
-        (FEDAVG, {"aggregation": {"clip": {}}}),
+        pytest.param(FEDAVG, {"aggregation": {"clip": {}}}, marks=pytest.mark.slow),
         pytest.param(FEDAVG | {"name": "fedprox"}, {}, marks=pytest.mark.slow),
     ],
     ids=["fedavg", "clipped", "fedprox"],

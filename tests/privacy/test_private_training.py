@@ -95,7 +95,7 @@ def batches_of(
     "encoder",
     [
         None,
-        {"name": "resnet", "norm": "group", "widths": [8, 8], "depths": [1, 1]},
+        {"name": "resnet", "norm": "group", "widths": [8], "depths": [1]},
         {"name": "hf", "weights": "vit", "adapter": "lora"},
         {"name": "hf", "weights": "mobilenet"},  # its batch norms stand still
     ],

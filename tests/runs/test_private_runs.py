@@ -73,7 +73,7 @@ def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
     ("engine", "method"),
     [
         ("serialized", "fedavg"),
-        ("serialized", "creamfl"),
+        pytest.param("serialized", "creamfl", marks=pytest.mark.slow),
         pytest.param("ray", "fedavg", marks=pytest.mark.slow),  # which starts Ray, as a test of engines does
         pytest.param("flower", "creamfl", marks=pytest.mark.slow),
     ],
