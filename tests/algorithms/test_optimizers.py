@@ -33,8 +33,6 @@ OPTIMIZERS: dict[str, Config] = {
 }
 THROUGHOUT = {"fedavg"}
 """With every optimiser."""
-OF_THEIR_OWN = {"sgd-clipped", "sgd-plain", "adam", "adamw"}
-"""Slow: tests of optimisers have each; ``adamp`` comes with ``fedavg`` and those in turn."""
 IN_TURN = {"fedmd:digest", "fedafd:alternate"}
 """With two: two loops in turn; two optimisers over parts of a model."""
 COSTLY = {"creamfl_averaged", "fed_mae", "fedaid", "fedcola", "feddra", "fedema", "fediot", "fedprox", *ADAPTED, *NAMED}
@@ -43,11 +41,10 @@ COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgem
 
 
 def cases() -> Iterator[Any]:
-    """Every method with momentum; three with other optimisers."""
+    """Every method with momentum; three with other optimisers, of which tests of optimisers have all but two by day."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
         if form in THROUGHOUT or optimizer == "sgd" or (form in IN_TURN and optimizer == "adamp"):
-            is_slow = form in COSTLY or optimizer in OF_THEIR_OWN or (form in IN_TURN and optimizer == "sgd")
-            marks = pytest.mark.slow if is_slow else ()
+            marks = pytest.mark.slow if form in COSTLY or optimizer not in ("sgd", "adamp") else ()
             yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")
 
 

@@ -21,8 +21,7 @@ from sessions import prepared, round_records
 def session(keeping_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Session:
     """One session in which the client ``image`` sends replies with ``faulty.FALSE_REPLY``."""
     config = keeping_config | {"algorithm": keeping_config["algorithm"] | {"name": "faulty.Liar"}}
-    small = {"public": {"items": 8}, "clients": {"paired": {"count": 1}}, "run": {"on_error": "exclude"}}
-    config = merged(config, small)
+    config = merged(config, {"clients": {"paired": {"count": 1}}, "run": {"on_error": "exclude"}})
     return play(prepared(config, tmp_path_factory.mktemp("liar") / "run"), 1, 1)
 
 

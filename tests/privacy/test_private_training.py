@@ -117,12 +117,10 @@ def test_masks_are_learnt_image_by_image(tiny: Config, tmp_path: Path) -> None:
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize(
-    "more",
-    mostly_slow(
-        [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}], {"imputation": "placeholder"}
-    ),
-)
+LACKING = [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}]
+
+
+@pytest.mark.parametrize("more", mostly_slow(LACKING, LACKING[1]))
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
     more: Config, tiny: Config, tmp_path: Path
 ) -> None:
@@ -137,14 +135,10 @@ def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_th
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize(
-    ("weights", "more"),
-    mostly_slow(
-        [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})],
-        ("modernbert", {}),
-        ("clip", {"tower": "text"}),
-    ),
-)
+MASKED = [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})]
+
+
+@pytest.mark.parametrize(("weights", "more"), mostly_slow(MASKED, *MASKED[3:]))
 def test_masks_of_pretrained_networks_do_not_look_at_a_whole_batch(weights: str, more: Config, tmp_path: Path) -> None:
     config, text = federation(), {"name": "hf", "weights": weights, "tower": more.pop("tower", "whole")}
     config["data"]["weights_dir"] = str(save(weights, tmp_path / "weights").parent)

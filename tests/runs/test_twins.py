@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +23,7 @@ from small_federations import METHODS, Config, aligned, federation_for, pixels, 
 
 DEADLINE: Config = {"phases": {"fit": {"deadline": 9.0}}}
 KINDS = ("server-only", "no-private", "local", "pooled", "zero-shot")
-PAIRS = [*itertools.product(METHODS, KINDS)]
+PAIRS = [(method, variant) for method in METHODS for variant in KINDS]
 
 
 def twin(config: Config, variant: str, *overrides: str) -> Experiment:
