@@ -40,7 +40,7 @@ def words(length: int = 16, size: int | None = None) -> Config:
 
 
 def resnet() -> Config:
-    return {"name": "resnet", "widths": [8], "depths": [1], "block": "basic", "view": pixels()}
+    return {"name": "resnet", "widths": [8, 8], "depths": [1, 1], "block": "basic", "view": pixels()}
 
 
 def bag(view: Config, width: int = 8) -> Config:

@@ -221,7 +221,7 @@ def learning(folder: Path, **algorithm: Any) -> Session:
     config = copy.deepcopy(aligned(**staged(20, **algorithm)))
     for participant in participants(config):
         model = participant["model"] | {"dim": 32, "aligner": {"head": "linear"}}
-        model["encoders"]["image"] |= {"widths": [16, 32], "depths": [1, 1]}
+        model["encoders"]["image"] |= {"widths": [16, 32]}
         model["encoders"]["text"] |= {"width": 32}
         participant["model"] = model
     config["clients"]["hospital"] |= {"count": 2, "training": training("adamw", 0.003, 32, clip=2.0)}

@@ -51,7 +51,7 @@ def test_the_configuration_describes_model_and_inputs(exported: Path) -> None:
     image, text = config["modalities"]["image"], config["modalities"]["text"]
     assert image["input"] == {"shape": ["batch", 3, 16, 16], "dtype": "float32"}
     assert image["preparation"]["mean"] == [0.5, 0.5, 0.5]
-    assert image["encoder"]["widths"] == [8]
+    assert image["encoder"]["widths"] == [8, 8]
     assert text["input"] == {"shape": ["batch", "length"], "dtype": "int64"}
     assert (text["preparation"]["pad"], text["preparation"]["unknown"]) == (0, 1)
     weights = safetensors.torch.load_file(exported / "model.safetensors")

@@ -20,7 +20,6 @@ def _layered(run_folder: Path) -> dict[str, Any]:
     words = {"name": "bert", "view": {"name": "tokens", "length": 16}}
     for model in (content["server"]["model"], content["clients"]["paired"]["models"][0]):
         model["encoders"]["text"] = words
-        model["encoders"]["image"] |= {"widths": [8, 8], "depths": [1, 1]}
     content["data"]["sources"]["scenes"]["test"] = 40
     content["clients"]["paired"]["test"] = "dealt"
     content["run"] |= {"rounds": 1, "evaluate_clients": False}

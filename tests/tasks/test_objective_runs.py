@@ -17,7 +17,7 @@ def aligned(task: Config, *, aligner: bool = True) -> Config:
     """Two paired clients with a small residual net and a bag of words, on scenes."""
     config = three_kinds(name="fedavg")
     paired = config["clients"]["paired"]
-    image = paired["model"]["encoders"]["image"] | {"widths": [16, 32], "depths": [1, 1]}
+    image = paired["model"]["encoders"]["image"] | {"widths": [16, 32]}
     model = {"dim": 32, "encoders": {"image": image, "text": bag(words(16, 400), 32)}}
     if aligner:
         model["aligner"] = {"head": "linear", "local": True}
