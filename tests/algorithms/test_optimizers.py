@@ -41,7 +41,7 @@ COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgem
 
 
 def cases() -> Iterator[Any]:
-    """Every method with momentum; three with other optimisers, of which tests of optimisers have all but two by day."""
+    """Every method with momentum; three with other optimisers, of which all but AdamP are slow."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
         if form in THROUGHOUT or optimizer == "sgd" or (form in IN_TURN and optimizer == "adamp"):
             marks = pytest.mark.slow if form in COSTLY or optimizer not in ("sgd", "adamp") else ()
