@@ -16,7 +16,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is a float, as mypy has it
 _jaxtyped: Any = jaxtyping.jaxtyped
 
-FIRST = 4
+FIRST = 2
 calls: Counter[object] = Counter()
 """Calls of each function in this test, or between tests."""
 

@@ -80,7 +80,7 @@ def three_sources(sets: Config, paired: Config) -> Config:
     }
 
 
-def group(count: int, source: str, encoders: Config, training: Config, target: str = "label", dim: int = 96) -> Config:
+def group(count: int, source: str, encoders: Config, training: Config, target: str = "label", dim: int = 64) -> Config:
     """Clients that classify."""
     model, task = {"dim": dim, "encoders": encoders}, {"name": "classification", "target": target}
     return {"count": count, "source": source, "model": model, "task": task, "training": training}
@@ -124,11 +124,11 @@ def tiny_experiment() -> Config:
 
 def transformers(**algorithm: Any) -> Config:
     """One image, two text and two paired clients with exchangeable blocks, without a public set."""
-    block = {"name": "blocks", "size": "nano", "depth": 1, "drop_path": 0.0}
-    image, text = block | {"patch": 8, "view": pixels()}, block | {"view": words(24, 1000)}
+    block = {"name": "blocks", "size": "pico", "depth": 1, "drop_path": 0.0}
+    image, text = block | {"patch": 8, "view": pixels()}, block | {"view": words(24, 400)}
     without = {"final_norm": False}
     adam = training("adamw", 0.001, 16)
-    both = {"dim": 96, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
+    both = {"dim": 64, "final_norm": True, "encoders": {"image": image | without, "text": text | without}}
     paired = {"source": "scenes", "model": both, "task": RETRIEVAL | {"mask_siblings": True}, "training": adam}
     return experiment(
         "transformers",

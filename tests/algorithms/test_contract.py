@@ -46,10 +46,10 @@ FEWER = {"change_distillation:few", "creamfl:few", "fedet:few", "fedgems:few", "
 ALIKE = {"fedprox", "margin_weighted", "creamfl:similarity", "fedcola:adam"}
 ALIKE |= {*ADAPTED, *NAMED, "creamfl_averaged", "fed_mae", "fedema", "fediot", "moon", "centralised", "fedafd:few"}
 ALIKE |= {"fedet", "fedgems", "fedmd", "fedmkd", "fedmd:procrustes", "server_only", "feddra"}
-ALIKE -= {"flora"}
+ALIKE |= {"local"}
 """Slow: they exchange and keep what ``fedavg``, ``fedmd:few``, ``creamfl``, ``fedcola``, ``fedaid`` do; another loss,
-weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each. ``flora``
-runs what others with adapters do."""
+weight or optimizer of the server changes numbers alone, and ``test_server_optimizers`` restores each.
+Those with adapters have ``test_low_rank_methods``, and ``local`` exchanges nothing."""
 
 
 def method_of(form: str) -> type[Algorithm]:

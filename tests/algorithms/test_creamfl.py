@@ -11,6 +11,7 @@ import torch
 
 import polyfed
 from by_hand import naive_gca, unit
+from grids import mostly_slow
 from polyfed.algorithms.shared.public_training import Reference
 from polyfed.data.samples import Batch
 from polyfed.federation.client import Client
@@ -55,7 +56,7 @@ def test_aggregation_is_equations_4_to_6(creamfl: Config, tmp_path: Path) -> Non
         assert torch.allclose(targets[modality].values.double(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("form", "factor"), [("mean", None), ("count", 1.0), ("iot", 100.0)])
+@pytest.mark.parametrize(("form", "factor"), [("iot", 100.0), *mostly_slow([("mean", None), ("count", 1.0)])])
 def test_ablations_of_the_weights(creamfl: Config, tmp_path: Path, form: str, factor: float | None) -> None:
     settings = {"teacher": {"weights": form}, "contrast": None}
     session = session_of(creamfl, tmp_path, **settings)

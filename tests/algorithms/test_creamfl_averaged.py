@@ -27,7 +27,7 @@ from small_federations import Config, plain_sgd, sized, transformers
 
 Tensors = dict[str, Tensor]
 GAMMA = 10.0
-ROWS, WIDTH = 30, 96  # of the public set: 6 images of 5 captions
+ROWS, WIDTH = 30, 64  # of the public set: 6 images of 5 captions
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def rebuilt_by_hand(model: Any, x: Tensor, lots: Tensor) -> Tensor:
     return torch.stack(errors).mean()
 
 
-@pytest.mark.parametrize("task", [1.0, 0.0])
+@pytest.mark.parametrize("task", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, task: float) -> None:
     session = two_clients(config, tmp_path / "s", task_weight=task, mae_weight=0.5)
     server = session.server

@@ -96,7 +96,7 @@ ROBUST: dict[str, tuple[Config, Config]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(ROBUST, "default", "contrast", "mean"))
+@pytest.mark.parametrize("name", mostly_slow(ROBUST, "default", "mean"))
 def test_stage_two_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings, factors = ROBUST[name]
     session, aggregated, start, messages = stage_two(tmp_path, monkeypatch, **settings)
@@ -177,7 +177,7 @@ def test_the_distorted_copy_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 # ---- putting a round together
 
 
-@pytest.mark.parametrize("use", ["aggregate", "none", "loss"])
+@pytest.mark.parametrize("use", mostly_slow(["aggregate", "none", "loss"], "aggregate"))
 def test_the_server_puts_a_round_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
     teacher = {"weights": {"use": use, "gamma": 3.0}}
     session = session_of(tmp_path, task={"learn_temperature": True}, teacher=teacher)

@@ -10,6 +10,7 @@ import torch
 from aligned_sessions import CLIENTS, Values, events
 
 from by_hand import copies, play
+from grids import mostly_slow
 from polyfed.algorithms.fedaid import FedAID
 from polyfed.core.errors import ConfigError
 from polyfed.runs.session import Session
@@ -38,7 +39,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: Config, messa
 OTHERS: dict[str, Config] = {"fedavg": {}, "moon": {}, "fedema": {"byol": {"predictor_width": 8}}, "local": {}}
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", mostly_slow(OTHERS, "fedema"))
 def test_other_methods_train_aligned_models(tmp_path: Path, name: str) -> None:
     config = copy.deepcopy(aligned())
     config["algorithm"] = {"name": name, "local_epochs": 1} | OTHERS[name]

@@ -173,7 +173,7 @@ BLOCKS, MLP, ATTENTION = 12 * 1_774_464 * 4, 12 * 1_181_568 * 4, 12 * 591_360 * 
 @pytest.mark.parametrize(
     ("options", "out", "mib"),
     [
-        (None, 0, 208.81),
+        pytest.param(None, 0, 208.81, marks=pytest.mark.slow),
         ({"send": "modules"}, BLOCKS, 371.26),
         pytest.param({"send": "modules", "layers": "mlp"}, MLP, 316.98, marks=pytest.mark.slow),
         pytest.param({"send": "modules", "layers": "attention"}, ATTENTION, 262.95, marks=pytest.mark.slow),

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from by_hand import RATE, assert_mean, copies, naive_byol, play
+from grids import mostly_slow
 from polyfed.core.randomness import generator
 from polyfed.federation.state import unflatten
 from polyfed.models.model import Model
@@ -115,14 +116,14 @@ class ByHand:
             slow.copy_(self.byol.momentum * slow + (1 - self.byol.momentum) * value)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"blending": {"divergence": "mean_layer"}, "byol": {"weight": 0.5, "predictor_width": 16}},
-        {"task_weight": 0.0, "blending": {"tau": 0.2}, "byol": {"momentum": 0.5, "predictor_width": 16}},
-    ],
-)
+VARIED: list[Config] = [
+    {},
+    {"blending": {"divergence": "mean_layer"}, "byol": {"weight": 0.5, "predictor_width": 16}},
+    {"task_weight": 0.0, "blending": {"tau": 0.2}, "byol": {"momentum": 0.5, "predictor_width": 16}},
+]
+
+
+@pytest.mark.parametrize("settings", mostly_slow(VARIED, *VARIED[::2]))
 def test_three_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, settings: Config) -> None:
     session = two_clients(config, tmp_path / "s", **settings)
     server = session.server

@@ -51,11 +51,7 @@ def federations(method: str) -> Iterator[Config]:
 
 @pytest.mark.parametrize(
     ("method", "most"),
-    [
-        ("fedavg", 1),
-        ("fedmd", 1),
-        *(pytest.param(name, None, marks=pytest.mark.slow) for name in METHODS if name not in SILENT),
-    ],
+    [("fedavg", 1), *(pytest.param(name, None, marks=pytest.mark.slow) for name in METHODS if name not in SILENT)],
 )
 def test_no_honest_client_is_clipped(method: str, most: int | None, tmp_path: Path) -> None:
     for k, config in enumerate(itertools.islice(federations(method), most)):

@@ -56,7 +56,7 @@ def projected(model: Model, modality: str, embedding: Tensor) -> Tensor:
     return model.extras[head](embedding) if head in model.extras else embedding
 
 
-@pytest.mark.parametrize("projection", [None, 4])
+@pytest.mark.parametrize("projection", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_two_rounds_equal_a_plain_loop(config: Config, tmp_path: Path, projection: int | None) -> None:
     config["algorithm"] = in_steps(config["algorithm"] | {"projection": projection}, 2)
     session = prepared(plain_sgd(config), tmp_path)

@@ -41,10 +41,10 @@ COSTLY = COSTLY - {"fedit"} | {"change_distillation", "fedafd", "fedet", "fedgem
 
 
 def cases() -> Iterator[Any]:
-    """Every method with momentum; three with other optimisers."""
+    """Every method with momentum; three with other optimisers, of which all but AdamP are slow."""
     for form, optimizer in itertools.product(FORMS, OPTIMIZERS):
         if form in THROUGHOUT or optimizer == "sgd" or (form in IN_TURN and optimizer == "adamp"):
-            marks = pytest.mark.slow if form in COSTLY else ()
+            marks = pytest.mark.slow if form in COSTLY or optimizer not in ("sgd", "adamp") else ()
             yield pytest.param(form, optimizer, marks=marks, id=f"{form}-{optimizer}")
 
 

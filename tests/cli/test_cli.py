@@ -167,6 +167,7 @@ def test_answers_do_not_wait_for_what_takes_long_to_import() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_runs_are_checked_and_compared_with_the_base_alone(config: Path) -> None:
     code = f"""
 import gc, sys

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grids import mostly_slow
 from polyfed.core.randomness import generator
 from polyfed.models.model import Model
 from polyfed.runs.session import Session
@@ -106,11 +107,10 @@ def counts(tmp_path: Path, settings: Config) -> tuple[float, float, float, int]:
 FEDAVG = {"name": "fedavg", "local_epochs": 1}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sections"),
-    [(FEDAVG, {}), (FEDAVG, {"aggregation": {"clip": {}}}), (FEDAVG | {"name": "fedprox"}, {})],
-    ids=["fedavg", "clipped", "fedprox"],
-)
+ALIKE: list[Any] = [(FEDAVG, {}), (FEDAVG, {"aggregation": {"clip": {}}}), (FEDAVG | {"name": "fedprox"}, {})]
+
+
+@pytest.mark.parametrize(("algorithm", "sections"), mostly_slow(ALIKE, ALIKE[0]))
 def test_a_client_waits_for_the_device_a_few_times_and_adds_few_operators(
     tmp_path: Path, algorithm: Config, sections: Config
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import failing
 import pytest
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents
 from polyfed import Experiment
 from polyfed.core.errors import ExchangeError, StepError
@@ -75,11 +77,7 @@ def test_every_engine_gives_the_same_bits(tiny: Config, tmp_path: Path, engine: 
 
 @pytest.mark.usefixtures("where_it_runs")
 @pytest.mark.parametrize(
-    ("engine", "attack"),
-    [
-        *(("serialized", attack) for attack in ATTACKS),
-        *(pytest.param(name, attack, marks=pytest.mark.slow) for name in ("ray", "flower") for attack in ATTACKS),
-    ],
+    ("engine", "attack"), mostly_slow(itertools.product(ENGINES, ATTACKS), ("serialized", "noise"))
 )
 def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, attack: str, engine: str) -> None:
     """False replies and false data, sent in 16 bits."""
@@ -90,9 +88,7 @@ def test_attackers_and_robust_rules_are_the_same_everywhere(tmp_path: Path, atta
 
 
 @pytest.mark.usefixtures("where_it_runs")
-@pytest.mark.parametrize(
-    "engine", ["serialized", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "flower"))]
-)
+@pytest.mark.parametrize("engine", mostly_slow(ENGINES, "serialized"))
 def test_secure_sums_are_the_same_everywhere(tmp_path: Path, engine: str) -> None:
     """Keys and shares cross as messages of their own, and each round's secrets wait at the clients' place."""
     config = topics(name="fedavg") | {"aggregation": {"secure": "pairwise_masks"}}

@@ -11,6 +11,7 @@ from struck_runs import events, ready, reasons
 
 import polyfed
 from by_hand import play
+from polyfed.runs.config_files import merged
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.session import Session
 from sessions import prepared, round_records
@@ -20,7 +21,7 @@ from sessions import prepared, round_records
 def session(keeping_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Session:
     """One session in which the client ``image`` sends replies with ``faulty.FALSE_REPLY``."""
     config = keeping_config | {"algorithm": keeping_config["algorithm"] | {"name": "faulty.Liar"}}
-    config |= {"run": config["run"] | {"on_error": "exclude"}}
+    config = merged(config, {"clients": {"paired": {"count": 1}}, "run": {"on_error": "exclude"}})
     return play(prepared(config, tmp_path_factory.mktemp("liar") / "run"), 1, 1)
 
 

@@ -84,9 +84,7 @@ def test_masked_sites_end_in_the_bits_of_sums_in_the_clear(
     mostly_slow(
         # the other one of south is in the same message as south-0
         product((KEYS, SHARES, "fit", OPENING), ("north", "south-0"), (dies_before, dies_after)),
-        (KEYS, "south-0", dies_before),
         (SHARES, "south-0", dies_after),
-        ("fit", "south-0", dies_after),
         (OPENING, "south-0", dies_before),
     ),
 )
@@ -166,7 +164,7 @@ def noisy(folder: Path, **sections: Any) -> InProcess:
     ("sections", "fault"),
     [
         pytest.param({}, dies_before, id="noise-before", marks=pytest.mark.slow),
-        pytest.param({}, dies_after, id="noise-after"),  # spent, and not heard of
+        pytest.param({}, dies_after, id="noise-after", marks=pytest.mark.slow),  # spent, and not heard of
         pytest.param(MASKED, dies_before, id="masks-before", marks=pytest.mark.slow),
         pytest.param(MASKED, dies_after, id="masks-after"),
     ],

@@ -163,7 +163,7 @@ PLACES = [
     ("place", "kind"),
     mostly_slow(
         [*((place, DataError) for place in PLACES), (PLACES[0], OSError), (PLACES[7], KeyError)],
-        *((place, DataError) for place in PLACES[::3]),
+        *((place, DataError) for place in PLACES[::6]),
         (PLACES[7], KeyError),
     ),
 )

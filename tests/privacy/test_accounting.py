@@ -107,7 +107,7 @@ def least_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     [
         pytest.param(0.548, 23.12, 19.93, marks=pytest.mark.slow),
         pytest.param(0.834, 10.54, 7.99, marks=pytest.mark.slow),
-        (1.423, 4.91, 3.0),
+        pytest.param(1.423, 4.91, 3.0, marks=pytest.mark.slow),
         (3.159, 1.95, 1.0),
     ],
 )

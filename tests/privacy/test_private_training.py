@@ -17,6 +17,7 @@ dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is no
 pytest.importorskip("opacus", reason="opacus is not installed")
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import ConfigError
@@ -93,7 +94,7 @@ def batches_of(
     "encoder",
     [
         None,
-        {"name": "resnet", "norm": "group", "widths": [8, 8], "depths": [1, 1]},
+        {"name": "resnet", "norm": "group", "widths": [8], "depths": [1]},
         {"name": "hf", "weights": "vit", "adapter": "lora"},
         {"name": "hf", "weights": "mobilenet"},  # its batch norms stand still
     ],
@@ -115,7 +116,10 @@ def test_masks_are_learnt_image_by_image(tiny: Config, tmp_path: Path) -> None:
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize("more", [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}])
+LACKING = [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "image"}]
+
+
+@pytest.mark.parametrize("more", mostly_slow(LACKING, LACKING[1]))
 def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
     more: Config, tiny: Config, tmp_path: Path
 ) -> None:
@@ -130,10 +134,10 @@ def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_th
     require_sums_by_sample(client)
 
 
-@pytest.mark.parametrize(
-    ("weights", "more"),
-    [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})],
-)
+MASKED = [("bert", {}), ("bert", {"last": 1}), ("mpnet", {}), ("modernbert", {}), ("clip", {"tower": "text"})]
+
+
+@pytest.mark.parametrize(("weights", "more"), mostly_slow(MASKED, *MASKED[3:]))
 def test_masks_of_pretrained_networks_do_not_look_at_a_whole_batch(weights: str, more: Config, tmp_path: Path) -> None:
     config, text = federation(), {"name": "hf", "weights": weights, "tower": more.pop("tower", "whole")}
     config["data"]["weights_dir"] = str(save(weights, tmp_path / "weights").parent)
@@ -222,6 +226,7 @@ def finished(config: Config, folder: Path) -> Run:
     return polyfed.run(Experiment.parse(config), folder, quiet=True)
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_run_is_the_accountants(tmp_path: Path) -> None:
     run = finished(federation(), tmp_path / "run")
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)

@@ -17,6 +17,7 @@ import torch
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 import polyfed
+from grids import mostly_slow
 from misbehaving import contents, cut_short
 from polyfed import Experiment
 from polyfed.core.errors import BudgetError, ConfigError, ExchangeError, PayloadError
@@ -66,7 +67,7 @@ def finished(config: Config, folder: Path, **run_settings: Any) -> Run:
     ("engine", "method"),
     [
         ("serialized", "fedavg"),
-        ("serialized", "creamfl"),
+        pytest.param("serialized", "creamfl", marks=pytest.mark.slow),
         pytest.param("ray", "fedavg", marks=pytest.mark.slow),  # which starts Ray, as a test of engines does
         pytest.param("flower", "creamfl", marks=pytest.mark.slow),
     ],
@@ -283,7 +284,7 @@ def test_what_would_not_be_protected_is_refused(tmp_path: Path, method: str, pri
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("method", ["fedcola", "creamfl_averaged", "fedmd"])
+@pytest.mark.parametrize("method", mostly_slow(["fedcola", "creamfl_averaged", "fedmd"], "creamfl_averaged"))
 def test_methods_of_all_kinds_run_protected(tmp_path: Path, method: str) -> None:
     config = federation_for(method)
     clips = {"weights": 1.0, "representations": 1.0, "logits": 1.0}

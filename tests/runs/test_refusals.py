@@ -159,7 +159,7 @@ REFUSED: list[tuple[Config, Config, str]] = [
         averaged(),
         {
             "public": {"source": "scenes", "items": 6},
-            "server.model": {"dim": 96, "encoders": transformers()["clients"]["image"]["model"]["encoders"]},
+            "server.model": {"dim": 64, "encoders": transformers()["clients"]["image"]["model"]["encoders"]},
             "server.task": LABELS["task"],
         },
         "contrasts between modalities need two",

@@ -34,7 +34,7 @@ def left(result: Run) -> dict[str, bytes]:
 REFUSED = ("negative", "half", "double", "flags", "back")  # of minus three times the weights, for variances below 0
 
 
-@pytest.mark.parametrize("how", mostly_slow(["huge", *REFUSED], "huge", "negative", "flags"))
+@pytest.mark.parametrize("how", mostly_slow(["huge", *REFUSED], "huge", "flags"))
 def test_liars_alone_are_named_in_every_round(tiny: Config, tmp_path: Path, how: str) -> None:
     config = lying(tiny, how, LIARS, since=2)  # what norms are usual is known then
     config["run"] |= {"rounds": 3}

@@ -35,7 +35,7 @@ def misbehaved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     ("how", "reason", "has_traceback"),
     [
         ("raise", "ValueError: no GPU left", True),
-        ("nan", "NaN", True),  # the client finds this itself
+        pytest.param("nan", "NaN", True, marks=pytest.mark.slow),  # the client finds this itself
         ("short", "expected [16, 8]", False),  # nothing was raised where the server could not use what came
     ],
 )

@@ -51,7 +51,7 @@ def unless_of_words(err: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kinds", "method", "named"),
     [
-        ("pairs pictures texts", None, "change_distillation"),
+        pytest.param("pairs pictures texts", None, "change_distillation", marks=pytest.mark.slow),
         pytest.param("pairs pictures texts", "creamfl", "creamfl", marks=pytest.mark.slow),
         pytest.param("pairs pictures", "fedavg", "fedavg", marks=pytest.mark.slow),
         ("texts", None, "fedavg"),

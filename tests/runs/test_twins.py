@@ -11,6 +11,7 @@ import torch
 import yaml
 
 import polyfed
+from grids import mostly_slow
 from polyfed.algorithms.algorithm import Algorithm, Cohort, Server
 from polyfed.core.errors import ConfigError
 from polyfed.federation.population import Population
@@ -21,6 +22,8 @@ from polyfed.runs.server_side import build_federation
 from small_federations import METHODS, Config, aligned, federation_for, pixels, pretrained_folder, three_kinds, words
 
 DEADLINE: Config = {"phases": {"fit": {"deadline": 9.0}}}
+VARIANTS = ("server-only", "no-private", "local", "pooled", "zero-shot")
+PAIRS = [(method, variant) for method in METHODS for variant in VARIANTS]
 
 
 def twin(config: Config, variant: str, *overrides: str) -> Experiment:
@@ -38,8 +41,7 @@ def creamfl(**algorithm: object) -> Config:
 # ---- what becomes of an experiment
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("variant", ["server-only", "no-private", "local", "pooled", "zero-shot"])
+@pytest.mark.parametrize(("method", "variant"), mostly_slow(PAIRS, *PAIRS[::3]))  # each method, and each twin, by day
 def test_every_method_has_its_twins_or_lists_them(method: str, variant: str) -> None:
     config = federation_for(method)
     own = Experiment.load(config)

@@ -72,6 +72,7 @@ def test_validation_still_rises_where_it_gains_more_than_seeds_differ() -> None:
     assert not has_middle({0: curve[0], 9: curve[9]})
 
 
+@pytest.mark.slow
 def test_curves_are_of_the_cells_that_validate(loaded: Load, tmp_path: Path) -> None:
     validation = {"metric": "r1_sum", "kind": "validation", "round": "best"}
     rate = {"rate": {"paths": ["clients.*.training.optimizer.lr"], "factors": [1.0, 1.5]}}
