@@ -145,6 +145,7 @@ def test_a_second_call_waits_where_the_first_is_known_to_be_short(exchanged: Any
     assert pool.queued == 0
 
 
+@pytest.mark.slow
 def test_early_replies_are_bounded_in_bytes_or_two_a_worker(exchanged: Any) -> None:
     pool = Made(lambda client: 100.0 if client == "c0" else 0.01, nbytes=1 << 20)
     exchanged(pool, 200)

@@ -15,6 +15,7 @@ from PIL import Image
 
 import tiny_networks
 import zoo
+from grids import mostly_slow
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.backbones import quiet
@@ -351,7 +352,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "north south west",
             "common.model.encoders.image.widths=[8,8,8,8] algorithm.distiller.epochs=1",
         ),
-        ("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", ""),
+        *mostly_slow([("--table patients.csv --label diagnosis --by hospital", "Nord St-Anna Sud", "")]),
         pytest.param(
             *("--site a=a --site b=b --site c=c", "a b c", "common.model.encoders.image.widths=[8,8,8]"),
             marks=pytest.mark.slow,
