@@ -13,6 +13,7 @@ from by_hand import play
 from grids import mostly_slow
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.settings import Settings
+from polyfed.federation import trainer
 from polyfed.federation.settings import TrainingSettings
 from polyfed.optim.settings import OptimizerSettings
 from sessions import prepared
@@ -55,15 +56,15 @@ def _in_epochs(section: Settings, epochs: int) -> Config:
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """Factors on the rate of every optimiser that is built, step by step."""
-    build, used = OptimizerSettings.build, list[list[float]]()
+    make, used = trainer._optimizer, list[list[float]]()
 
-    def spied(self: OptimizerSettings, parameters: Any) -> Optimizer:
-        optimizer, factors = build(self, parameters), list[float]()
+    def spied(model: Any, settings: OptimizerSettings, parameters: Any) -> Optimizer:
+        optimizer, factors = make(model, settings, parameters), list[float]()
         used.append(factors)
-        optimizer.register_step_pre_hook(lambda *_: factors.append(optimizer.param_groups[0]["lr"] / self.lr))
+        optimizer.register_step_pre_hook(lambda *_: factors.append(optimizer.param_groups[0]["lr"] / settings.lr))
         return optimizer
 
-    monkeypatch.setattr(OptimizerSettings, "build", spied)
+    monkeypatch.setattr(trainer, "_optimizer", spied)
     return used
 
 
