@@ -194,6 +194,7 @@ class RealTime(Timeline):
     _asked: set[str] = field(default_factory=set)
     _arrived: Queue[tuple[AtWork, Answer | Exception]] = field(default_factory=Queue)
     _answers: dict[str, Answer] = field(default_factory=dict)
+    _arrival: threading.Lock = field(default_factory=threading.Lock)
     _origin: float = field(default_factory=time.monotonic)
 
     @property
@@ -238,7 +239,8 @@ class RealTime(Timeline):
             answer: Answer | Exception = self.send(one.request)
         except Exception as error:
             answer = error
-        self._arrived.put((AtWork(one.request, self._clock()), answer))
+        with self._arrival:  # so that replies stand in the order of their times
+            self._arrived.put((AtWork(one.request, self._clock()), answer))
 
     def _clock(self) -> float:
         """Seconds since the run began, while it was at work."""
