@@ -20,6 +20,7 @@ from polyfed.data.source import Column, Source, Split
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
 from polyfed.engines.local import LocalEngine
+from polyfed.federation.state import flatten, unflatten
 from polyfed.models.encoder import Encoder
 from polyfed.runs.experiment import Experiment
 from polyfed.runs.folder import RunFolder
@@ -116,9 +117,11 @@ def global_weights(session: Session) -> Mapping[str, Tensor]:
 
 def rounds_of(loop: Loop, rounds: int) -> Callable[[], None]:
     """Work of so many rounds from the initial weights."""
+    loop.experiment.algorithm.setup(loop.server)
+    initial = {name: value.clone() for name, value in flatten(loop.server.snapshot()).items()}
 
     def work() -> None:
-        loop.experiment.algorithm.setup(loop.server)
+        loop.server.restore(0, unflatten({name: value.clone() for name, value in initial.items()}))
         for number in range(1, rounds + 1):
             loop.round(number)
 
