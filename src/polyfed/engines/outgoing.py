@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from polyfed.privacy.accounting import Neighbours, PrivacyCost
 from polyfed.privacy.guard import PrivacyGuard
 from polyfed.privacy.settings import Budget
 from polyfed.wire.messages import Cause, Failure, Request
-from polyfed.wire.payload import Payload, grouped, is_laid_out
+from polyfed.wire.payload import Payload, is_laid_out
 from polyfed.wire.schema import StepSchema
 
 if TYPE_CHECKING:  # imports cryptography, which the base installation lacks
@@ -130,16 +129,12 @@ def failure_of(error: Exception, *, in_full: bool, refused: bool = False) -> Fai
     return Failure(cause, f"{type(error).__name__}: {text}", details, *own)
 
 
-_taken: WeakKeyDictionary[Model, dict[str, Tensor]] = WeakKeyDictionary()
-"""A live model -> those of its tensors whose memory a reply has taken over."""
-
-
 @torch.no_grad()
 def detach_reply(payload: Payload, model: Model | None) -> Payload:
     """The payload without memory that the model goes on to use.
 
-    Values that are laid out as they cross keep their memory, in place of which the model gets ``new_memory`` before it
-    is written to; all others that share memory with the model are copied in one operation.
+    Values that are laid out as they cross keep their memory, in place of which the model gets new one; all others that
+    share memory with the model are copied in one operation.
     """
     if model is None:
         return payload
@@ -160,17 +155,10 @@ def detach_reply(payload: Payload, model: Model | None) -> Payload:
             copies = torch._foreach_clone([bundle[name] for name in shared], memory_format=torch.contiguous_format)
             tensors = {**bundle, **dict(zip(shared, copies, strict=True))}
             fields[field] = type(bundle)(tensors=tensors, **bundle.attributes())
-    _taken.setdefault(model, {}).update(taken)
+    # at once: where the reply is freed first, an allocator gives its memory back, and steps wait for new pages
+    for name, own in zip(taken, torch._foreach_clone([*taken.values()]) if taken else (), strict=True):
+        taken[name].data = own
     return Payload(fields)
-
-
-@torch.no_grad()
-def new_memory(model: Model) -> None:
-    """Give a live model its own memory for all tensors whose memory replies have taken over, and keep."""
-    tensors = _taken.pop(model, {})
-    for names in grouped(tensors):  # what no reply holds any more is free before the next group
-        for name, own in zip(names, torch._foreach_clone([tensors[name] for name in names]), strict=True):
-            tensors[name].data = own
 
 
 def _memory(tensor: Tensor) -> int:

@@ -19,7 +19,7 @@ from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedErr
 from polyfed.core.randomness import isolated
 from polyfed.data.device_memory import memory_of
 from polyfed.data.samples import Samples
-from polyfed.engines.outgoing import Encoded, Noised, Performing, SiteTerms, detach_reply, failure_of, new_memory
+from polyfed.engines.outgoing import Encoded, Noised, Performing, SiteTerms, detach_reply, failure_of
 from polyfed.engines.run_spec import RunSpec
 from polyfed.federation.client import Client, ClientInfo, Protection
 from polyfed.federation.cohort import EVALUATING
@@ -405,7 +405,6 @@ class Site:
             self._models[key] = self.federation.client_model(member).to(self.device)
         model = self._models[key]
         if weights is not None:
-            new_memory(model)
             model.load(weights)
         return model
 
