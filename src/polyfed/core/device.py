@@ -37,6 +37,14 @@ def finish_queued(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def keep_freed_memory() -> None:
+    """Keep the memory of freed tensors for the next ones, as glibc does once it has freed a large block.
+
+    Otherwise it may go back to the system with each client, and steps wait for new pages; no page of the block is used.
+    """
+    torch.empty(24 << 20, dtype=torch.uint8)  # of more than 32 MiB, alignment included, glibc takes no notice
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyfed.core.device import resolve_device
+from polyfed.core.device import keep_freed_memory, resolve_device
 from polyfed.core.errors import ConfigError, DataError, PayloadError, RefusedError
 from polyfed.core.randomness import isolated
 from polyfed.data.device_memory import memory_of
@@ -143,6 +143,7 @@ class Site:
             raise ConfigError("run.attackers is for simulations; clients of this site do not attack: leave it out")
         sections = settings.data, settings.public, None, settings.clients
         device = resolve_device(settings.run.device)
+        keep_freed_memory()
         opened = federation or Population(*sections, spec.seed, vocabulary, spec.algorithm.add_modules, spec.salt)
         opened.data.memory = opened.data.memory or memory_of(device, settings.data.device_memory)
         if spec.public_order and opened.public_order != spec.public_order:
