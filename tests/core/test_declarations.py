@@ -57,6 +57,17 @@ def test_source_has_the_same_components_as_import(component: str) -> None:
     assert {short: component.__name__ for short, component in family.available().items()} == declared
 
 
+@pytest.mark.parametrize("line", ["# a comment", '"""\na text\n"""'])
+def test_a_body_may_have_lines_without_indentation(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / f"of_a_user_{'comment' if '#' in line else 'text'}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    body = f"class Mine:\n    def work(self):\n        x = (1,\n{line}\n        )\n        return x\n"
+    (package / "own.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(declarations.class_declarations(f"{package.name}.own")) == ["Mine"]
+
+
 def test_bodies_of_functions_change_nothing_that_classes_declare() -> None:
     for module in [info.name for info in pkgutil.walk_packages(polyfed.__path__, "polyfed.") if not info.ispkg]:
         source = Path(str(importlib.util.find_spec(module).origin)).read_text("utf-8")  # type: ignore[union-attr]

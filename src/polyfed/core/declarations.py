@@ -110,7 +110,10 @@ def class_declarations(module: str) -> Mapping[str, ClassDeclaration]:
     """Classes of a module by name; none if its source is not there."""
     if (source := _source(module)) is None:
         return {}
-    tree = ast.parse(_FUNCTION.sub(r"\1def \2(): ...\n", source))  # bodies of functions are five sixths of its time
+    try:  # bodies of functions take five sixths of the time
+        tree = ast.parse(_FUNCTION.sub(r"\1def \2(): ...\n", source))
+    except SyntaxError:  # a body has lines without indentation, such as a comment or a text
+        tree = ast.parse(source)
     imported: dict[str, ClassPlace] = {}
     # imports within functions and classes are not those of bases
     statements = [item for item in tree.body if not isinstance(item, ast.ClassDef | ast.FunctionDef)]
