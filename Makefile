@@ -131,7 +131,7 @@ results: install
 # the queue of evidence: cells that the records of papers/ lack, from a clean clone of COMMIT, at the lowest priority
 .PHONY: evidence
 evidence: install
-	$(BIN)/python scripts/evidence.py --jobs $(or $(JOBS),1) --commit $(or $(COMMIT),HEAD) $(if $(HOURS),--hours $(HOURS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)) $(if $(STUDY),--only $(STUDY))
+	$(BIN)/python scripts/evidence.py --jobs $(or $(JOBS),1) --commit $(or $(COMMIT),HEAD) $(if $(HOURS),--hours $(HOURS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS)) $(if $(STUDY),--only $(STUDY)) $(if $(ROWS),--rows "$(ROWS)")
 
 # takes over the records that the queue has written, and makes the pages
 .PHONY: records

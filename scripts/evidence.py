@@ -2,6 +2,7 @@
 
     make evidence DATA=DATA WEIGHTS=WEIGHTS             # of HEAD, one cell at a time, at the lowest priority
     make evidence JOBS=16 COMMIT=abc123 HOURS=3         # of a commit, for three hours
+    python scripts/evidence.py --only STUDY --rows "alone;pooled"    # rows of a study
     python scripts/evidence.py --plan                   # cells that are left, in CPU hours by study
     make records                                        # takes over its records, and makes the pages
 
@@ -61,12 +62,14 @@ class Task:
     Attributes:
         name: Name of the study.
         judged: True for the rows of judged claims alone.
+        some: These rows alone, in this order; all if empty.
         home: Folder of the records that the queue writes; those that it lacks are read from papers/.
     """
 
     name: str
     judged: bool = False
     home: Path = PAPERS
+    some: tuple[str, ...] = ()
 
     @cached_property
     def study(self) -> Study:
@@ -74,6 +77,8 @@ class Task:
 
     @property
     def rows(self) -> list[str]:
+        if self.some:
+            return [*self.some]
         judged = {operand.row for claim in self.study.claims.to_judge for operand in claim.operands}
         return [row for row in self.study.rows if row in judged or not self.judged]
 
@@ -233,12 +238,20 @@ def main() -> int:
     parser.add_argument("--commit", default="HEAD", help="whose code and studies run")
     parser.add_argument("--hours", type=float, default=math.inf, help="stop after so many")
     parser.add_argument("--only", default="", help="these studies, separated by commas, in this order")
+    parser.add_argument("--rows", default="", help="these rows of the studies of --only, separated by ';'")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("POLYFED_DATA") or None)
     parser.add_argument("--weights-dir", type=Path, default=os.environ.get("POLYFED_WEIGHTS") or None)
     parser.add_argument("--home", type=Path, help="folder of the records: given by the queue to itself")
     options = parser.parse_args()
     if unknown := [name for name in options.only.split(",") if name and name not in STUDIES]:
         parser.error(f"--only {unknown[0]}: {nearest(unknown[0], STUDIES)}")
+    rows = [row for row in options.rows.split(";") if row]
+    for name in options.only.split(",") if rows else ():
+        if not name:
+            parser.error("--rows: say of which study with --only")
+        known = Task(name).rows
+        if strange := [row for row in rows if row not in known]:
+            parser.error(f"--rows '{strange[0]}' of {name}: {nearest(strange[0], known)}")
     for folder in filter(None, (options.data_dir, options.weights_dir)):
         if not folder.is_dir():
             parser.error(
@@ -278,7 +291,8 @@ def run_queue(options: argparse.Namespace) -> int:
     begun, out, failed = time.monotonic(), ROOT.parent / "studies", False
     folders = Places(options.data_dir, options.weights_dir)
     names = options.only.split(",") if options.only else ()
-    for task in [Task(name, home=options.home) for name in names] or tasks(options.home):
+    some = tuple(row for row in options.rows.split(";") if row)
+    for task in [Task(name, home=options.home, some=some) for name in names] or tasks(options.home):
         left = options.hours * 3600 - (time.monotonic() - begun)
         if left <= 0:
             break
