@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.core.untrusted import markdown
-from polyfed.lab.studies.study import SMALL, Point
-from study_records import StudyRecord, comparison_text
+from polyfed.lab.studies.results import Results
+from polyfed.lab.studies.study import SMALL, Point, Study
+from study_records import STUDIES, StudyRecord, comparison_text, table
 
 FILE = "polyfed/boards.json"
 RULES = "README.md#rules-of-entry"
@@ -22,10 +24,69 @@ _COSTS = {"traffic": "MiB", "cpu_seconds": "CPU s"}
 """Component of a column -> its key in an entry."""
 
 
+BOARDS = (SAME, OTHER, MODALITIES)
+OWN = ("change distillation, unpaired", "change distillation")
+AVERAGED = ("fedavg, holding public pairs", "fedavg")
+_CONTROLS = ("no private data", "no private data, unpaired", "change distillation of pairs", "fedavg of pairs")
+"""Rows that show what a method does without a part; no method competes in them."""
+
+
 def boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
     """Name -> record of each board that has rows."""
     own = [record for record in recorded if record.scale == SMALL]
     return {record.name: record for record in own if record.name.startswith("polyfed/board-")}
+
+
+def all_boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
+    """Name -> record of every board, without figures where nothing was run."""
+    known = boards(recorded)
+    return {
+        name: known.get(name) or StudyRecord(name, SMALL, Results(Study.load(STUDIES[name]), {})) for name in BOARDS
+    }
+
+
+def short_table(recorded: Sequence[StudyRecord]) -> str:
+    """Share of the gap with costs, a column a board: its ends, FedAvg, change distillation, CreamFL, the best other."""
+    known = all_boards(recorded)
+    named = (POOLED, ALONE, *AVERAGED, *OWN, "creamfl")
+    best = [next((row for row in sorted_rows(one) if row not in (*named, *_CONTROLS)), "") for one in known.values()]
+    rows = [row for row in dict.fromkeys((*named, *best)) if any(has_row(one, row) for one in known.values())]
+    order = {row: [-_share(one, row) for one in known.values()] for row in rows}
+    lines = [["share of the gap in % (MiB, CPU s)", *map(board_name, known.values())]]
+    lines += [[row, *(_short(one, row) for one in known.values())] for row in sorted(rows, key=order.__getitem__)]
+    left = {board_name(one): (not_run(one), len(one.study.rows)) for one in known.values()}
+    texts = [
+        f"all rows with {title}" if len(own) >= count - 1 else f"with {title} {'; '.join(own)}"
+        for title, (own, count) in left.items()
+        if own
+    ]
+    return table(*lines) + (f"\n\nNot run yet: {markdown(', '.join(texts))}." if texts else "")
+
+
+def board_name(record: StudyRecord) -> str:
+    """``same networks``."""
+    return record.study.title.partition(":")[0].removeprefix("Board of ")
+
+
+def _share(record: StudyRecord, row: str) -> float:
+    share = share_of_gap(record, row)
+    return -math.inf if share is None else share
+
+
+def _short(record: StudyRecord, row: str) -> str:
+    """``99 (54.2, 11.3)``; a dash where the row is none of the board."""
+    if row not in record.study.rows:
+        return "-"
+    if not has_row(record, row):
+        return "not run yet"
+    share = share_of_gap(record, row)
+    costs = ", ".join(filter(None, (_cost(record, row, name) for name in _COSTS.values())))
+    return f"{'?' if share is None else f'{100 * share:.0f}'}{record.mark(row)}{costs and f' ({costs})'}"
+
+
+def not_run(record: StudyRecord) -> list[str]:
+    """Rows that compete and lack a seed of the first look."""
+    return [row for row in record.study.rows if COLUMN in record.study.columns_of(row) and not has_row(record, row)]
 
 
 def lacking(recorded: Sequence[StudyRecord]) -> list[str]:
@@ -60,7 +121,7 @@ def board_table(record: StudyRecord) -> str:
     results = record.results
     heads = ["", f"mean R@1 in % ({GALLERY})", "share of the gap", "minus alone", "verdict", "MiB", "CPU s"]
     lines = [f"|{'|'.join(heads)}|", "|-|-:|-:|-:|-|-:|-:|"]
-    for row in sorted_rows(record, ()):
+    for row in sorted_rows(record):
         spread = results.spread(row, (), COLUMN)
         comparison, verdict = record.results.against(row, ALONE, (), COLUMN) if row != ALONE else (None, "")
         share = share_of_gap(record, row)
@@ -73,8 +134,8 @@ def board_table(record: StudyRecord) -> str:
             *(_cost(record, row, name) for name in _COSTS.values()),
         ]
         lines.append(f"|{'|'.join(cells)}|")
-    left = [row for row in record.study.rows if not has_row(record, row)]
-    return "\n".join(lines) + (f"\n\nNot run yet: {markdown(', '.join(left))}." if left else "")
+    left = not_run(record)
+    return "\n".join(lines) + (f"\n\nNot run yet: {markdown('; '.join(left))}." if left else "")
 
 
 def share_of_gap(record: StudyRecord, row: str) -> float | None:
@@ -105,14 +166,14 @@ def _board(record: StudyRecord) -> dict[str, Any]:
         "column": f"mean R@1 in % ({GALLERY})",
         "against": ALONE,
         "tuned": record.study.tuning.in_words if record.study.tuning else "nothing",
-        "entries": [_entry(record, row) for row in sorted_rows(record, ())],
+        "entries": [_entry(record, row) for row in sorted_rows(record)],
     }
 
 
-def sorted_rows(record: StudyRecord, point: Point) -> list[str]:
+def sorted_rows(record: StudyRecord) -> list[str]:
     """Rows that are complete, the best first."""
     known = [row for row in record.study.rows if has_row(record, row)]
-    return sorted(known, key=lambda row: -record.results.spread(row, point, COLUMN).mean)
+    return sorted(known, key=lambda row: -record.results.spread(row, (), COLUMN).mean)
 
 
 def _entry(record: StudyRecord, row: str) -> dict[str, Any]:

@@ -196,6 +196,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> text between its marks."""
     counts = counted(recorded)
     texts = {"headline": boards.headline(recorded), "lacking": ", ".join(boards.lacking(recorded))}
+    texts |= {"short_table": boards.short_table(recorded)}
     made = {"README.md": _rendered("readme.md.j2", **texts, speed=speed_sentence(_measurements()))}
     for paper in CLAIMED:
         outcomes = (
