@@ -64,7 +64,7 @@ CLAIMED = ("creamfl", "fedcola", "fedafd", "fedaid")
 """Folders below papers/ of methods with a page."""
 SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
 AHEAD_OF = "pfl_research"
-COST = "docs/images/clients.svg"
+COST, GAP = "docs/images/clients.svg", "docs/images/gap.svg"
 COST_CAPTION = "Cost of a small client over a plain loop, by the number of clients; dashed: limits"
 BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
@@ -196,8 +196,9 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> text between its marks."""
     counts = counted(recorded)
     texts = {"headline": boards.headline(recorded), "lacking": ", ".join(boards.lacking(recorded))}
-    texts |= {"short_table": boards.short_table(recorded)}
-    made = {"README.md": _rendered("readme.md.j2", **texts, speed=speed_sentence(_measurements()))}
+    texts |= {"short_table": boards.short_table(recorded), "gap": (ROOT / GAP).is_file()}
+    texts |= {"speed": speed_sentence(_measurements()), "gpu": gpu_sentence(_measurements())}
+    made = {"README.md": _rendered("readme.md.j2", **texts)}
     for paper in CLAIMED:
         outcomes = (
             ", ".join(f"{counts[paper][name]} {name}" for name in OUTCOMES if counts[paper][name]) or "none was run"
@@ -252,6 +253,19 @@ def speed_sentence(record: Mapping[str, Any]) -> str:
         f"{' and '.join(own)} times the CPU time of a plain PyTorch loop; pfl-research takes {' and '.join(other)} "
         f"([speed]({SPEED}))."
     )
+
+
+def gpu_sentence(record: Mapping[str, Any]) -> str:
+    """Cost of FedAvg's rounds on a GPU next to a plain loop, if it was measured."""
+    of = re.compile(r"FedAvg, ([\d.]+) M weights, .*images per second: a round")
+    own = [(each, figure) for each in record["benchmarks"] if "gpu" in each["machine"] for figure in each["figures"]]
+    ratios = {f"{figure['ratio']:.2f}": each for each, figure in own if of.fullmatch(figure["name"])}
+    if not ratios:
+        return ""
+    gpu = next(iter(ratios.values()))["machine"]["gpu"]
+    least, most = min(ratios, key=float), max(ratios, key=float)
+    times = f"{least} to {most} times the time of a plain PyTorch loop"
+    return f"On one {gpu} a round of FedAvg takes {times} ([speed]({SPEED}))."
 
 
 def _where(each: Mapping[str, Any]) -> str:

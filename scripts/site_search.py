@@ -1,8 +1,8 @@
 """Pages of the site as Markdown, and their places among the hits of the site's search.
 
-    python scripts/site_search.py                                      # place of the answer to each question of the tests
-    python scripts/site_search.py "how do I resume a run"              # the first hits
-    python scripts/site_search.py --index site/search/search_index.json  # by the index of a built site
+    python scripts/site_search.py                            # place of the answer to each question of the tests
+    python scripts/site_search.py "how do I resume a run"    # the first hits
+    python scripts/site_search.py --index FILE               # by search/search_index.json of a built site
 
 The ranking is that of Material for MkDocs 9, which runs lunr 2.3 in the browser: one document per section; each word of
 the query is a prefix; BM25 without lengths; a title counts 1,000 times its text; pages, and documents with more of the
@@ -37,14 +37,51 @@ OF_THE_PROJECT = (
 BOOSTS = {"papers/": 0.1, "CHANGELOG": 0.1, "decisions": 0.1, "CO": 0.3, "reference/": 0.3}
 """Start of a page's path -> factor of its hits: guides come before lists and records."""
 _FIELDS = {"title": 1000.0, "text": 1.0}
-# lunr's stop words, which its index leaves out
-_STOP_WORDS = set(
-    "a able about across after all almost also am among an and any are as at be because been but by can cannot could dear did do does "
-    "either else ever every for from get got had has have he her hers him his how however i if in into is it its just least let like "
-    "likely may me might most must my neither no nor not of off often on only or other our own rather said say says she should since so "
-    "some than that the their them then there these they this tis to too twas us wants was we were what when where which while who whom "
-    "why will with would yet you your".split()
+_FUNCTION_WORDS = frozenset(
+    {
+        "a",
+        "all",
+        "also",
+        "an",
+        "and",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "can",
+        "do",
+        "does",
+        "for",
+        "from",
+        "has",
+        "have",
+    }
+    | {
+        "how",
+        "i",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "my",
+        "no",
+        "not",
+        "of",
+        "on",
+        "only",
+        "or",
+        "other",
+        "our",
+        "own",
+    }
+    | {"than", "that", "the", "their", "them", "these", "they", "this", "to", "us", "was", "we", "were", "what", "when"}
+    | {"where", "which", "while", "who", "why", "will", "with", "you", "your"}
 )
+"""Words that lunr's index leaves out, as far as pages have them."""
 _HEADING = re.compile(r"(#{1,6}) +(.+)")
 _MARKUP = re.compile(r"\]\([^)]*\)|<!--.*?-->|</?\w[^>]*>|[`*|\[\]]|!(?=\[)", re.DOTALL)
 
@@ -52,7 +89,9 @@ _MARKUP = re.compile(r"\]\([^)]*\)|<!--.*?-->|</?\w[^>]*>|[`*|\[\]]|!(?=\[)", re
 def texts() -> dict[str, str]:
     """Path of each page in the site -> its Markdown, which begins with its heading."""
     made = {"index.md": _from_root("README.md"), **{name: _from_root(name) for name in OF_THE_PROJECT}}
-    written = {path.relative_to(ROOT / "docs").as_posix(): path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    written = {
+        path.relative_to(ROOT / "docs").as_posix(): path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md")
+    }
     return written | made | {f"reference/{name}": text for name, text in pages().items()}
 
 
@@ -120,7 +159,7 @@ class Search:
         self.idf = {w: math.log(1 + abs((len(docs) - n + 0.5) / (n + 0.5))) for w, n in holders.items()}
 
     def _words(self, text: str) -> list[str]:
-        return [word for word in self._split(re.sub(r"<[^>]*>", " ", text)) if word not in _STOP_WORDS]
+        return [word for word in self._split(re.sub(r"<[^>]*>", " ", text)) if word not in _FUNCTION_WORDS]
 
     def _split(self, text: str) -> list[str]:
         return [word for word in self.separator.split(text.lower()) if word]
@@ -141,7 +180,7 @@ class Search:
             bm25 = sum(wanted[word] * self.idf[word] * 2.2 * tf / (1.2 + tf) for word, tf in own.items())
             total += factor * doc.get("boost", 1) * bm25
         of = {start: any(w.startswith(start) for w in words) for start in typed}
-        counted = [occurs for start, occurs in of.items() if occurs or start not in _STOP_WORDS]
+        counted = [occurs for start, occurs in of.items() if occurs or start not in _FUNCTION_WORDS]
         share = sum(counted) / len(counted) if counted else 0
         return total * (1 + (("#" not in doc["location"]) + share) ** 2)
 

@@ -112,8 +112,8 @@ def test_boards_are_tables_of_the_readme_and_json(tmp_path: Path, root: Path) ->
     assert (entries["alone"]["share_of_gap"], entries["pooled"]["share_of_gap"]) == (0, 1)
     readme = texts["README.md"]
     assert "No headline result yet" not in readme
-    rows = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
-    assert len(rows) == sum(len(one.results.code) for one in record_checks.standing(root / "papers")) - 2
+    (fedavg,) = [line for line in readme.splitlines() if line.startswith("|fedavg|")]
+    assert fedavg.split("|")[2].startswith(f"{100 * entries['fedavg']['share_of_gap']:.0f}")
 
 
 @pytest.mark.parametrize("row", ["fedavg", "pooled", "alone"])
@@ -137,7 +137,6 @@ def test_words_and_verdicts_are_the_same_on_all_pages(tmp_path: Path, root: Path
             if right == boards.ALONE:
                 (line,) = [row for row in boards.board_table(one).splitlines() if row.startswith(f"|{left}|")]
                 assert f"|{shown}|{words}|" in line
-                assert line in texts["README.md"]
                 assert f"{shown}, {words}|" in texts[which_method.PAGE]
             low, high = (f"{end:+.2f}" for end in item.comparison.interval)
             assert f"{words}: {item.claim.text}" in texts["papers/polyfed/README.md"].replace("\\", "")
