@@ -38,48 +38,12 @@ BOOSTS = {"papers/": 0.1, "CHANGELOG": 0.1, "decisions": 0.1, "CO": 0.3, "refere
 """Start of a page's path -> factor of its hits: guides come before lists and records."""
 _FIELDS = {"title": 1000.0, "text": 1.0}
 _FUNCTION_WORDS = frozenset(
-    {
-        "a",
-        "all",
-        "also",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "do",
-        "does",
-        "for",
-        "from",
-        "has",
-        "have",
-    }
-    | {
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "my",
-        "no",
-        "not",
-        "of",
-        "on",
-        "only",
-        "or",
-        "other",
-        "our",
-        "own",
-    }
-    | {"than", "that", "the", "their", "them", "these", "they", "this", "to", "us", "was", "we", "were", "what", "when"}
-    | {"where", "which", "while", "who", "why", "will", "with", "you", "your"}
+    re.findall(
+        r"\w+",
+        """a all also an and any are as at be by can do does for from has have how i if in into is it its my no not of
+        on only or other our own than that the their them these they this to us was we were what when where which while
+        who why will with you your""",
+    )
 )
 """Words that lunr's index leaves out, as far as pages have them."""
 _HEADING = re.compile(r"(#{1,6}) +(.+)")
