@@ -1,4 +1,4 @@
-"""Pages of the site as Markdown, and their places among the hits of the site's search.
+"""Pages of the site as Markdown, and their ranks among the hits of the site's search.
 
     python scripts/site_search.py                            # place of the answer to each question of the tests
     python scripts/site_search.py "how do I resume a run"    # the first hits
@@ -156,18 +156,18 @@ def questions() -> dict[str, str]:
 
 
 def hits(docs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Question -> place of its page among the hits, from 1; 0 if it is not a hit or lacks the section."""
-    search, places = Search(docs), dict[str, int]()
+    """Question -> rank of its page among the hits, from 1; 0 if it is not a hit or lacks the section."""
+    search, ranks = Search(docs), dict[str, int]()
     known = {doc["location"].replace(".html", ".md") for doc in docs}
     for question, answer in questions().items():
         shown = [page.replace(".html", ".md") for page in search.pages(question)]
         page = answer.partition("#")[0]
-        places[question] = shown.index(page) + 1 if page in shown and answer in known else 0
-    return places
+        ranks[question] = shown.index(page) + 1 if page in shown and answer in known else 0
+    return ranks
 
 
 def main() -> int:
-    """Print places, or the hits of a query."""
+    """Print ranks, or the hits of a query."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("query", nargs="?")
     parser.add_argument("--index", type=Path, help="search_index.json of a built site")
@@ -176,10 +176,10 @@ def main() -> int:
     if options.query:
         print(*Search(docs).pages(options.query)[:6], sep="\n")
         return 0
-    places = hits(docs)
-    for question, place in places.items():
+    ranks = hits(docs)
+    for question, place in ranks.items():
         print(f"{place or '-':>3}  {question}  ->  {questions()[question]}")
-    return int(any(not 1 <= place <= 3 for place in places.values()))
+    return int(any(not 1 <= place <= 3 for place in ranks.values()))
 
 
 if __name__ == "__main__":

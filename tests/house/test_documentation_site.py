@@ -52,10 +52,10 @@ def test_every_page_begins_with_its_title() -> None:
 
 
 def later_hits(docs: list[dict[str, Any]]) -> dict[str, int]:
-    """Questions without their answer in the first three hits, with its place."""
-    places = site_search.hits(docs)
-    assert len(places) == 30
-    return {question: place for question, place in places.items() if not 1 <= place <= 3}
+    """Questions without their answer in the first three hits, with its rank."""
+    ranks = site_search.hits(docs)
+    assert len(ranks) == 30
+    return {question: rank for question, rank in ranks.items() if not 1 <= rank <= 3}
 
 
 def test_the_search_answers_thirty_questions_in_its_first_three_hits() -> None:
