@@ -66,7 +66,7 @@ CLAIMED = ("creamfl", "fedcola", "fedafd", "fedaid")
 """Folders below papers/ of methods with a page."""
 SPEED, BENCHMARKS = "docs/reference/speed.md", "benchmarks/record.json"
 AHEAD_OF = "pfl_research"
-COST, GAP = "docs/images/clients.svg", "docs/images/gap.svg"
+COST = "docs/images/clients.svg"
 COST_CAPTION = "Cost of a small client over a plain loop, by the number of clients; dashed: limits"
 BEGIN, END = "<!-- made by: make pages -->\n", "<!-- end of what make pages makes -->\n"
 
@@ -223,7 +223,7 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> text between its marks."""
     counts = counted(recorded)
     texts = {"headline": boards.headline(recorded), "lacking": ", ".join(boards.lacking(recorded))}
-    texts |= {"short_table": boards.short_table(recorded), "gap": (ROOT / GAP).is_file()}
+    texts |= {"short_table": boards.short_table(recorded), "gap": (ROOT / gap_picture.FILE).is_file()}
     texts |= {"speed": speed_sentence(_measurements()), "gpu": gpu_sentence(_measurements())}
     made = {"README.md": _rendered("readme.md.j2", **texts)}
     for paper in CLAIMED:
