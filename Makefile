@@ -139,6 +139,11 @@ records: install
 	$(BIN)/python scripts/evidence.py --take
 	$(BIN)/python scripts/pages.py
 
+# a row of your own in a board: make board BOARD=same ROW=mine METHOD=mymethod.Mine SET="algorithm.length=2" DATA=... WEIGHTS=...
+.PHONY: board
+board: install
+	PYTHONPATH=.:$(PYTHONPATH) $(BIN)/python scripts/enter.py $(BOARD) --row "$(ROW)" --algorithm $(METHOD) $(foreach one,$(SET),--set "$(one)") $(if $(SCALE),--scale $(SCALE)) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA),--data-dir $(DATA)) $(if $(WEIGHTS),--weights-dir $(WEIGHTS))
+
 # a drawn cell of each row of STUDY's record, or of all records, run again and compared with it
 .PHONY: confirm
 confirm: install

@@ -27,11 +27,13 @@ from markupsafe import Markup
 
 import boards
 import evidence
+import gap_picture
+import verdicts
 import which_method
 from polyfed.core.files import write_atomically
 from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.results import RESULTS, Results
-from polyfed.lab.studies.study import Study
+from polyfed.lab.studies.study import SMALL, Study
 from polyfed.lab.studies.study_files import study_content
 from polyfed.reporting.figures import COLOURS, GREY, figure_grid, styled, svg_text
 from polyfed.reporting.markup import markdown_templates, resource
@@ -93,10 +95,27 @@ def with_block(path: Path, block: str) -> str:
 
 def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
     """The page of a folder below papers/."""
-    common = PAPERS / paper / "common.yaml"
+    common, known = PAPERS / paper / "common.yaml", verdicts.by_name(own)
     small = study_content(common)["description"] if common.is_file() else "Our own questions."
-    more = {"twins": _twins(own), "shown": _shown(own)}
+    of_board = boards.all_boards(own) if paper == "polyfed" else {}
+    own = sorted(own, key=lambda record: [*of_board, record.name].index(record.name))  # the boards first
+    more = {
+        "twins": _twins(own),
+        "shown": _shown(own),
+        "sentences": verdicts.sentences(paper, known, queue()) if paper in CLAIMED else {},
+        "claims": {one.path: verdicts.claim_lines(one, known) for one in own},
+        "tables": {one.path: boards.board_table(one) if one.name in of_board else one.table for one in own},
+        "boards_left": [one for name, one in of_board.items() if name not in known],
+        "left_text": boards.left_text,
+        "rules": boards.RULES,
+        "enter": boards.ENTER,
+    }
     return _rendered("paper.md.j2", paper=paper, name=NAMES[paper], small=small, records=own, **more)
+
+
+def queue() -> verdicts.Queue:
+    """What the queue of evidence has left."""
+    return {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
 
 
 def _twins(own: Sequence[StudyRecord]) -> dict[str, str]:
@@ -121,7 +140,7 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     """All studies: their runs, their claims, and the cells that the queue of evidence has left."""
     by_place = {(record.name, record.scale): record for record in recorded}
     lines: dict[str, list[list[str]]] = {paper: [] for paper in NAMES}
-    left = {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
+    left = queue()
     studies = {name: Study.load(file) for name, file in STUDIES.items()}
     for name, study in sorted(studies.items(), key=lambda item: place(item[1])):
         known = [record for scale in SCALES if (record := by_place.get((name, scale)))]
@@ -136,20 +155,28 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     tables = {paper: Markup(table(heads, *own, ruler="-")) for paper, own in lines.items()}
     counts = counted(recorded)
     settings = {paper: of_settings(own) for paper, own in counts.items()}
-    verdicts = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
+    claims = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
     hours = {paper: sum(own for name, (_, own) in left.items() if name.startswith(f"{paper}/")) for paper in NAMES}
-    what = {"counts": counts, "of_settings": settings, "decided": verdicts, "outcomes": OUTCOMES, "hours": hours}
+    what = {"counts": counts, "of_settings": settings, "decided": claims, "outcomes": OUTCOMES, "hours": hours}
+    heads = ("paper", "main claim", "verdict", "difference", "seeds", "found in 8 of 10 tables", "left against right")
+    what["main"] = Markup(table(heads, *verdicts.main_lines(verdicts.by_name(recorded), left, NAMES), ruler="-"))
+    what |= {"items": verdicts.items(recorded, left, NAMES), "before": verdicts.BEFORE}
+    what["at_paper_scale"] = any(one.scale != SMALL for one in recorded)
+    what["judged"] = [
+        sum(counts[paper][name] for paper in CLAIMED for name in names) for names in (OUTCOMES[:2], OUTCOMES)
+    ]
     return _rendered("ledger.md.j2", names=NAMES, tables=tables, **what)
 
 
 def decided(own: Sequence[StudyRecord]) -> list[str]:
     """Claims on a method or a part that are decided, as ``**above** a > b on r1 (Table 1)``."""
-    claims: dict[Any, str] = {}
+    claims, known = dict[Any, str](), verdicts.by_name(own)
     for record in own:
         item = record.study.source.item if record.study.source else record.name.partition("/")[2]
         for one in record.judgements:
             if outcome(one) in ("seen", "not seen here") and one.claim.kind != "setting":
-                text = f"{markdown(one.claim.text)} ({item}): **{one.in_words}**"
+                costs = markdown(verdicts.costs_text(record, one.claim, known))
+                text = f"{markdown(one.claim.text)} ({item}): **{one.in_words}**{costs and f' ({costs})'}"
                 claims.setdefault(record.compared(one.claim), text)
     return list(claims.values())
 
@@ -196,15 +223,21 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
     """File -> text between its marks."""
     counts = counted(recorded)
     texts = {"headline": boards.headline(recorded), "lacking": ", ".join(boards.lacking(recorded))}
-    made = {"README.md": _rendered("readme.md.j2", **texts, speed=speed_sentence(_measurements()))}
+    texts |= {"short_table": boards.short_table(recorded), "gap": (ROOT / gap_picture.FILE).is_file()}
+    texts |= {"speed": speed_sentence(_measurements()), "gpu": gpu_sentence(_measurements())}
+    made = {"README.md": _rendered("readme.md.j2", **texts)}
     for paper in CLAIMED:
         outcomes = (
             ", ".join(f"{counts[paper][name]} {name}" for name in OUTCOMES if counts[paper][name]) or "none was run"
         )
         studies = f"[studies that were run](../../papers/{paper}/README.md)"
         others = f"; on settings, which no method decides: {of}" if (of := of_settings(counts[paper])) else ""
+        known = verdicts.by_name(recorded)
         made[f"docs/explanation/{paper}.md"] = (
-            f"Claims on the method and its parts, of the {studies}: {outcomes}{others}.\n"
+            f"**What came out**: {verdicts.outcome_text(paper, known, queue())}\n\n"
+            f"**Why**: {verdicts.why_text(paper, known, queue())}\n\n"
+            + (f"{best}\n\n" if (best := verdicts.best_text(paper, known)) else "")
+            + f"Claims on the method and its parts, of the {studies}: {outcomes}{others}.\n"
             + "".join(_parts_text(record) for record in recorded if record.name == f"{paper}/parts")
         )
     return made | {
@@ -253,6 +286,19 @@ def speed_sentence(record: Mapping[str, Any]) -> str:
     )
 
 
+def gpu_sentence(record: Mapping[str, Any]) -> str:
+    """Cost of FedAvg's rounds on a GPU next to a plain loop, if it was measured."""
+    of = re.compile(r"FedAvg, ([\d.]+) M weights, .*images per second: a round")
+    own = [(each, figure) for each in record["benchmarks"] if "gpu" in each["machine"] for figure in each["figures"]]
+    ratios = {f"{figure['ratio']:.2f}": each for each, figure in own if of.fullmatch(figure["name"])}
+    if not ratios:
+        return ""
+    gpu = next(iter(ratios.values()))["machine"]["gpu"]
+    least, most = min(ratios, key=float), max(ratios, key=float)
+    times = f"{least} to {most} times the time of a plain PyTorch loop"
+    return f"On one {gpu} a round of FedAvg takes {times} ([speed]({SPEED}))."
+
+
 def _where(each: Mapping[str, Any]) -> str:
     """Commit, date and machine of a benchmark."""
     of = each["machine"]
@@ -293,7 +339,9 @@ def pictures(root: Path = ROOT) -> dict[Path, Callable[[], str]]:
                 drawn[root / PAPERS.name / paper / record.picture_file(picture)] = partial(_svg, picture)
     if points := by_clients(_measurements()):
         drawn[root / COST] = partial(_svg, Picture("clients", COST_CAPTION, partial(draw_clients, points)))
-    return drawn
+    panels = gap_picture.closed(recorded)
+    gap = Picture("gap", gap_picture.gap_sentence(panels), partial(gap_picture.draw_gap, panels))
+    return drawn | {root / gap_picture.FILE: partial(_svg, gap)}
 
 
 def _measurements() -> dict[str, Any]:

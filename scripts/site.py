@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parent))
 
 from notebooks import NAMES, notebook
-from reference import pages
+from site_search import boost, texts
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-OF_THE_PROJECT = (
-    *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
-    *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "papers").rglob("*.md"))),
-)
-"""Pages outside the folder of pages."""
-
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -32,8 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the front page, which is the README, the project's own pages, the reference, and tutorials as notebooks."""
     from mkdocs.structure.files import File
 
-    made = {"index.md": _from_root("README.md"), **{name: _from_root(name) for name in OF_THE_PROJECT}}
-    made |= {f"reference/{name}": text for name, text in pages().items()}
+    made = {name: text for name, text in texts().items() if files.get_file_from_path(name) is None}
     made |= {f"tutorials/{name}.ipynb": notebook(name) for name in NAMES}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -44,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Page whose links to files without a page, such as code, are names; dead links stay for mkdocs to report."""
+    page.meta.setdefault("search", {"boost": boost(page.file.src_uri)})
     folder, name = posixpath.split(page.file.src_uri.removesuffix(".md"))
     if folder == "tutorials" and name in NAMES:
         title, _, text = markdown.partition("\n")
@@ -59,7 +53,3 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link[1]} (`{of_root}`)"
 
     return _LINK.sub(changed, markdown)
-
-
-def _from_root(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")

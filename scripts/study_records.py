@@ -42,7 +42,8 @@ _MOST = 12  # columns of a table
 _OF_CLONE = re.compile(r'"/[^"]*/(papers/\w+/[\w-]+\.(?:py:\w+|yaml))(?=")')
 
 
-_CLOSE = 0.3  # standard deviations over seeds within which a figure counts as the recorded one
+CLOSE = 0.3
+"""Standard deviations over seeds within which a figure counts as the recorded one."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class StudyRecord:
     @property
     def hidden(self) -> list[str]:
         """Rows whose cell has other figures by now."""
-        return [row for row, again in self.again.items() if again.distance > _CLOSE]
+        return [row for row, again in self.again.items() if again.distance > CLOSE]
 
     def mark(self, row: str) -> str:
         """Mark of a row's rerun, after its name."""

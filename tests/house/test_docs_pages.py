@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import boards
+import gap_picture
 import pages
 import prose_numbers
 import record_checks
@@ -25,7 +26,7 @@ from study_records import PAPERS, RECORDS, STUDIES, Again, StudyRecord, record_p
 def test_the_pages_are_those_of_the_records() -> None:
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "make pages"
-    assert {*PAPERS.rglob("*.svg"), pages.ROOT / pages.COST} == {*pages.pictures()}
+    assert {*PAPERS.rglob("*.svg"), pages.ROOT / pages.COST, pages.ROOT / gap_picture.FILE} == {*pages.pictures()}
     assert len(records()) == len([*PAPERS.glob(f"*/{RECORDS}/*")])
 
 
@@ -103,7 +104,7 @@ def boards_run(tmp_path: Path, root: Path, left_out: Collection[str] = ()) -> di
 def test_boards_are_tables_of_the_readme_and_json(tmp_path: Path, root: Path) -> None:
     same = boards_run(tmp_path, root)[boards.SAME]
     texts = made(root)
-    _, board = json.loads(texts["papers/polyfed/boards.json"])["boards"]
+    board, *_ = json.loads(texts["papers/polyfed/boards.json"])["boards"]
     entries = {entry["row"]: entry for entry in board["entries"]}
     assert [*entries] == [row for row in [*same.study.rows][::-1] if boards.has_row(same, row)]
     difference = entries["fedavg"]["difference"]
@@ -112,8 +113,8 @@ def test_boards_are_tables_of_the_readme_and_json(tmp_path: Path, root: Path) ->
     assert (entries["alone"]["share_of_gap"], entries["pooled"]["share_of_gap"]) == (0, 1)
     readme = texts["README.md"]
     assert "No headline result yet" not in readme
-    rows = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
-    assert len(rows) == sum(len(one.results.code) for one in record_checks.standing(root / "papers")) - 2
+    (fedavg,) = [line for line in readme.splitlines() if line.startswith("|fedavg|")]
+    assert fedavg.split("|")[2].startswith(f"{100 * entries['fedavg']['share_of_gap']:.0f}")
 
 
 @pytest.mark.parametrize("row", ["fedavg", "pooled", "alone"])
@@ -137,7 +138,6 @@ def test_words_and_verdicts_are_the_same_on_all_pages(tmp_path: Path, root: Path
             if right == boards.ALONE:
                 (line,) = [row for row in boards.board_table(one).splitlines() if row.startswith(f"|{left}|")]
                 assert f"|{shown}|{words}|" in line
-                assert line in texts["README.md"]
                 assert f"{shown}, {words}|" in texts[which_method.PAGE]
             low, high = (f"{end:+.2f}" for end in item.comparison.interval)
             assert f"{words}: {item.claim.text}" in texts["papers/polyfed/README.md"].replace("\\", "")

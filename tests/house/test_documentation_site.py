@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import reference
+import site_search
 from messages import Message, messages
 from polyfed.cli import catalogue
 from polyfed.runs.config_files import preset_names
@@ -40,6 +42,24 @@ def test_the_menu_has_every_page_once(pages: dict[str, str]) -> None:
 def test_every_page_has_a_next_step() -> None:
     link = re.compile(r"\]\((?!https?:)[^)#]+\.md")
     assert [file.name for file in (ROOT / "docs").rglob("*.md") if not link.search(file.read_text())] == []
+
+
+def test_every_page_begins_with_its_title() -> None:
+    """mkdocs takes a page's title from its first line, or else from the file: README.md would be "Index"."""
+    texts = site_search.texts()
+    assert len(texts) > 70
+    assert [name for name, text in texts.items() if not text.startswith("# ")] == []
+
+
+def later_hits(docs: list[dict[str, Any]]) -> dict[str, int]:
+    """Questions without their answer in the first three hits, with its rank."""
+    ranks = site_search.hits(docs)
+    assert len(ranks) == 30
+    return {question: rank for question, rank in ranks.items() if not 1 <= rank <= 3}
+
+
+def test_the_search_answers_thirty_questions_in_its_first_three_hits() -> None:
+    assert later_hits(site_search.documents(site_search.texts())) == {}
 
 
 def test_every_component_and_setting_is_there(pages: dict[str, str]) -> None:
@@ -90,3 +110,7 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "site" / "index.html").read_text())
     assert "assets/iframe-worker.js" in scripts  # search over file://
     assert all((tmp_path / "site" / name).is_file() for name in scripts), "the site uses no other host"
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    assert later_hits(index["docs"]) == {}
+    titles = {re.findall("<title>(.*?)</title>", page.read_text())[0] for page in (tmp_path / "site").rglob("*.html")}
+    assert not any(title.startswith("Index") for title in titles)

@@ -136,19 +136,27 @@ def test_models_of_rounds_and_of_clients_are_kept_where_that_is_asked_for(tiny: 
             torch.testing.assert_close(mean, value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_of_0_3_is_opened_measured_and_done_again_but_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.unpack_archive(Path(__file__).with_name("run-0.3.0.zip"), folder := tmp_path / "old")
+@pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
+def test_a_run_of_an_older_version_is_opened_measured_and_done_again(tmp_path: Path, version: str) -> None:
+    shutil.unpack_archive(Path(__file__).with_name(f"run-{version}.zip"), folder := tmp_path / "old")
     old = polyfed.open_run(folder)
     assert polyfed.evaluate_model(folder, "scenes").metrics["r1_sum"] == pytest.approx(old.metrics()["r1_sum"])
     assert polyfed.load_model(folder).encode(texts=["a red square"]).shape == (1, 8)
     experiment = Experiment.load(str(folder / "config.yaml"), ["run.rounds=1"])
     again = polyfed.run(experiment, tmp_path / "again", quiet=True).records.series("server", "r1_sum")
     assert again[1] == pytest.approx(old.records.series("server", "r1_sum")[1])
-    monkeypatch.setattr("polyfed.runs.loop.__version__", "1.0.0")
+
+
+def test_an_interrupted_run_of_0_4_goes_on_to_the_same_metrics_and_one_of_0_3_names_its_version(tmp_path: Path) -> None:
+    for version in ("0.3.0", "0.4.0"):
+        shutil.unpack_archive(Path(__file__).with_name(f"run-{version}.zip"), tmp_path / version)
     with pytest.raises(RunError, match=r"resume it with polyfed 0\.3\.0, which began it, or start the run again"):
-        polyfed.resume(folder, quiet=True)
+        polyfed.resume(tmp_path / "0.3.0", quiet=True)
+    before = polyfed.open_run(tmp_path / "0.4.0").records.series("server", "r1_sum")
+    for file in (tmp_path / "0.4.0" / "checkpoints").glob("round-000002.*"):
+        file.unlink()
+    resumed = polyfed.resume(tmp_path / "0.4.0", quiet=True).records
+    assert resumed.series("server", "r1_sum") == pytest.approx(before)
 
 
 def test_what_is_gone_and_did_something_is_refused(tmp_path: Path) -> None:
