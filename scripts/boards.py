@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from polyfed.core.untrusted import markdown
 from polyfed.lab.studies.study import SMALL, Point
+from polyfed.reporting.statistics import PairedSample
 from study_records import StudyRecord, comparison_text
 
 FILE = "polyfed/boards.json"
@@ -83,6 +85,20 @@ def share_of_gap(record: StudyRecord, row: str) -> float | None:
         return None
     own, alone, pooled = (record.results.spread(one, (), COLUMN).mean for one in (row, ALONE, POOLED))
     return (own - alone) / (pooled - alone) if pooled > alone else None
+
+
+def gap_closed(record: StudyRecord, row: str) -> tuple[float, float] | None:
+    """``share_of_gap`` over common seeds, and half of its 95 % interval over seeds, of the linearised ratio."""
+    if not all(has_row(record, one) for one in (row, ALONE, POOLED)):
+        return None
+    own, alone, pooled = (record.results.at(one, (), COLUMN) for one in (row, ALONE, POOLED))
+    seeds = [seed for seed in own if seed in alone and seed in pooled]
+    gap = fmean(pooled[seed] - alone[seed] for seed in seeds)
+    if gap <= 0:
+        return None
+    share = fmean(own[seed] - alone[seed] for seed in seeds) / gap
+    off = PairedSample({seed: own[seed] - alone[seed] - share * (pooled[seed] - alone[seed]) for seed in seeds})
+    return share, (off.interval[1] - off.mean) / gap
 
 
 def _cost(record: StudyRecord, row: str, column: str) -> str:
