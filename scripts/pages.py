@@ -5,9 +5,9 @@
     python scripts/pages.py --check                # only list records that contradict each other
 
 A record is a study with its results, `make bench` writes that of all benchmarks. Equal records give equal bytes, and a
-test compares pages with records. Blocks stand in the README, the papers' pages of
-docs/explanation, docs/how-to/which-method.md, and docs/reference/speed.md. Every call ends with exit
-status 1 if `--check` lists any.
+test compares pages with records. Blocks stand in the README, the papers' pages of docs/explanation,
+docs/reference/speed.md, docs/how-to/which-method.md, and the tables behind it. Every call ends with exit status 1 if
+`--check` lists any.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ def blocks(recorded: Sequence[StudyRecord]) -> dict[str, str]:
             + "".join(_parts_text(record) for record in recorded if record.name == f"{paper}/parts")
         )
     return made | {
-        which_method.PAGE: which_method.which_method_text(recorded),
+        which_method.PAGE: which_method.tree_text(recorded),
+        which_method.TABLES: which_method.tables_text(recorded),
         SPEED: f"{speed_text(_measurements())}\n",
     }
 
