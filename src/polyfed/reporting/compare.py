@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
+from polyfed.core.extras import brought_by
+from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, svg_text, whole_rounds
 from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric
+from polyfed.reporting.page import page_templates
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
 from polyfed.reporting.summary import RunSummary
 from polyfed.reporting.tables import MIB, Cell, TextTable, format_number, span_of
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
 _OF_CLIENTS = ("worst", "disparity")
@@ -67,38 +73,170 @@ class Comparison:
         return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, split) for split in EVALUATIONS)]
 
 
-def compare(runs: Sequence[RunRecords], metric: str | None = None, split: str = "test") -> list[Comparison]:
-    """One entry per configuration, in order of appearance.
+@dataclass(frozen=True, repr=False)
+class RunComparison:
+    """Runs beside each other, those that differ only by their seed as one; result of ``polyfed.compare``.
 
-    Args:
-        runs: Records of the runs.
-        metric: Metric of the server and the clients; by default the main metric of each.
+    A notebook shows its tables and its figure, ``print`` its tables.
+
+    Attributes:
+        entries: Configurations, in order of appearance.
+        metric: Metric of the server and the clients; None for the main metric of each.
         split: ``test`` or ``validation``.
-
-    Raises:
-        ConfigError: No participant of any run has the metric, or the split is unknown.
+        reference: Configuration that paired differences are against; None without any run.
     """
-    _require_known(runs, metric, split)
-    alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
-    for run in runs:
-        alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
-    names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
-    return [
-        Comparison(
-            seeds[0][0].name,
-            tuple(run for run, _ in seeds),
-            {name: Spread.of([values.get(name, math.nan) for _, values in seeds]) for name in names},
-        )
-        for seeds in alike.values()
-    ]
+
+    entries: Sequence[Comparison]
+    metric: str | None = None
+    split: str = "test"
+    reference: Comparison | None = None
+
+    @classmethod
+    def of(
+        cls, runs: Sequence[RunRecords], metric: str | None = None, split: str = "test", against: str | None = None
+    ) -> RunComparison:
+        """Comparison of runs.
+
+        Args:
+            runs: Records of the runs.
+            metric: See the attribute.
+            split: See the attribute.
+            against: Name or folder of a run of the reference; None for the first configuration.
+
+        Raises:
+            ConfigError: No participant of any run has the metric, the split is unknown, or no run has the name.
+        """
+        _require_known(runs, metric, split)
+        alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
+        for run in runs:
+            alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
+        names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
+        entries = [
+            Comparison(
+                seeds[0][0].name,
+                tuple(run for run, _ in seeds),
+                {name: Spread.of([values.get(name, math.nan) for _, values in seeds]) for name in names},
+            )
+            for seeds in alike.values()
+        ]
+        return cls(entries, metric, split, _named(entries, against) if entries else None)
+
+    # ---- tables
+
+    @property
+    def tables(self) -> list[TextTable]:
+        """All tables that have rows: the runs, their clients, and paired differences."""
+        tables = (self.table, clients_comparison_table(self.entries), paired_table(self.differences, self.entries))
+        return [table for table in tables if table.rows]
+
+    @property
+    def table(self) -> TextTable:
+        """The runs, the highest first metric at the top."""
+        return comparison_table(self.entries)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One plain row per configuration: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
+        the server's models, ``paired_differences`` those against the reference."""
+        return [
+            {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
+            | {name: spread.mean for name, spread in item.metrics.items()}
+            | {f"{name} std": spread.std for name, spread in item.metrics.items()}
+            | {"paired_differences": [one.to_json() for one in self.differences if one.comparison is item]}
+            for item in self.entries
+        ]
+
+    def to_pandas(self, table: Literal["runs", "differences"] = "runs") -> pd.DataFrame:
+        """A pandas frame (extra ``frames``), by default the rows of ``to_json``.
+
+        Args:
+            table: ``runs``, one row per configuration, or ``differences``, one per configuration and metric.
+
+        Raises:
+            ConfigError: The table does not exist, or pandas is not installed.
+        """
+        frames = {
+            "runs": [
+                {key: value for key, value in row.items() if key != "paired_differences"} for row in self.to_json()
+            ],
+            "differences": [{"run": one.comparison.label, **one.to_json()} for one in self.differences],
+        }
+        if table not in frames:
+            raise ConfigError(f"to_pandas: no table '{table}'; {nearest(table, frames)}")
+        with brought_by("frames"):
+            import pandas as pd
+
+        return pd.DataFrame(frames[table])
+
+    # ---- paired differences over common seeds
+
+    @cached_property
+    def differences(self) -> Sequence[PairedDifference]:
+        """Each configuration against the reference, for the server and each group of clients, where they share seeds.
+
+        The server's metric is that of the run's model (``RunRecords.chosen``); a group's is the mean of its clients'
+        last values. Of two runs with one seed the later given counts.
+        """
+        if self.reference is None:
+            return []
+
+        def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
+            seeds = [(run, run.number("seed")) for run in item.runs]
+            return {seed: _judged(run, self.metric, self.split) for run, seed in seeds if seed is not None}
+
+        others, paired = by_seed(self.reference), list[PairedDifference]()
+        for item in (item for item in self.entries if item is not self.reference):
+            differences: dict[str, dict[int, float]] = {}
+            for seed, own in by_seed(item).items():
+                for name, value in own.items():
+                    if math.isfinite(difference := value - others.get(seed, {}).get(name, math.nan)):
+                        differences.setdefault(name, {})[seed] = difference
+            paired += [PairedDifference(seeds, item, self.reference, name) for name, seeds in differences.items()]
+        return paired
+
+    # ---- figure
+
+    @cached_property
+    @styled
+    def figure(self) -> Figure:
+        """The metric by round and by MiB sent, a row for the server and each group of clients.
+
+        Lines are means over seeds, bands one standard deviation; a group's value is the mean of its clients.
+        """
+        rows = _curves(self.entries, self.metric, self.split)
+        sent = [_seeds(map(_mib_sent, item.runs)) for item in self.entries]
+        drawing, axes = figure_grid(max(1, len(rows)), 2)
+        for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
+            _draw_row(left, right, [item.label for item in self.entries], curves, sent)
+            ylabel = f"{participant} {self.split} {name}"
+            left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
+            right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
+            whole_rounds(left)
+        legend_below(axes[0], columns=3)
+        return drawing
+
+    def save(self, path: Path | str) -> Path:
+        """Write the figure as a PNG file, complete or not at all; returns the path."""
+        return save(self.figure, Path(path))
+
+    # ---- what shows it
+
+    def _repr_html_(self) -> str:
+        parts: Any = page_templates().get_template("parts.html.j2").module
+        return f"{parts.tables(self.tables)}{svg_text(self.figure, 'Comparison of runs')}"
+
+    def __repr__(self) -> str:
+        from polyfed.reporting.terminal import Terminal
+
+        Terminal(file=(stream := io.StringIO())).print_tables(self.tables)
+        return stream.getvalue()
 
 
 def _require_known(runs: Sequence[RunRecords], metric: str | None, split: str) -> None:
     if split not in EVALUATIONS:
-        raise ConfigError(f"--kind {split}: {nearest(split, EVALUATIONS)}")
+        raise ConfigError(f"'{split}' is not a split of evaluations; {nearest(split, EVALUATIONS)}")
     names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)]
     if metric is not None and metric not in names:
-        raise ConfigError(f"--metric {metric}: no participant has it in these runs; {nearest(metric, set(names))}")
+        raise ConfigError(f"no participant of these runs has a metric '{metric}'; {nearest(metric, set(names))}")
 
 
 def _configuration(run: RunRecords) -> str:
@@ -130,17 +268,6 @@ def _judged(run: RunRecords, metric: str | None, split: str) -> dict[str, float]
 
 
 # ---- tables
-
-
-def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Plain rows for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
-    the server's models."""
-    return [
-        {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
-        | {name: spread.mean for name, spread in item.metrics.items()}
-        | {f"{name} std": spread.std for name, spread in item.metrics.items()}
-        for item in comparisons
-    ]
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
@@ -194,27 +321,6 @@ def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 # ---- curves
-
-
-@styled
-def draw_comparison(
-    comparisons: Sequence[Comparison], path: Path, metric: str | None = None, split: str = "test"
-) -> Path:
-    """Draw the metric by round and by MiB sent as a PNG, a row for the server and each group of clients.
-
-    Lines are means over seeds, bands one standard deviation; a group's value is the mean of its clients.
-    """
-    rows = _curves(comparisons, metric, split)
-    sent = [_seeds(map(_mib_sent, item.runs)) for item in comparisons]
-    drawing, axes = figure_grid(max(1, len(rows)), 2)
-    for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
-        _draw_row(left, right, [item.label for item in comparisons], curves, sent)
-        ylabel = f"{participant} {split} {name}"
-        left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
-        right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
-        whole_rounds(left)
-    legend_below(axes[0], columns=3)
-    return save(drawing, path)
 
 
 def _curves(comparisons: Sequence[Comparison], metric: str | None, split: str) -> dict[str, tuple[str, list[_Curve]]]:
@@ -288,51 +394,15 @@ class PairedDifference(PairedSample):
         }
 
 
-def paired_differences(
-    comparisons: Sequence[Comparison], metric: str | None = None, split: str = "test", against: str | None = None
-) -> list[PairedDifference]:
-    """Each configuration against a reference, for the server and each group of clients, where they share seeds.
-
-    The server's metric is that of the run's model (``RunRecords.chosen``); a group's is the mean of its clients' last
-    values. Of two runs with one seed the later given counts.
-
-    Args:
-        comparisons: Result of ``compare``.
-        metric: See ``compare``.
-        split: See ``compare``.
-        against: Name of the reference or of one of its runs; None for the first configuration.
-
-    Raises:
-        ConfigError: No configuration has this name.
-    """
-    if not comparisons:
-        return []
-    reference = _named(comparisons, against)
-
-    def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
-        seeds = [(run, run.number("seed")) for run in item.runs]
-        return {seed: _judged(run, metric, split) for run, seed in seeds if seed is not None}
-
-    others, paired = by_seed(reference), list[PairedDifference]()
-    for item in (item for item in comparisons if item is not reference):
-        differences: dict[str, dict[int, float]] = {}
-        for seed, own in by_seed(item).items():
-            for name, value in own.items():
-                if math.isfinite(difference := value - others.get(seed, {}).get(name, math.nan)):
-                    differences.setdefault(name, {})[seed] = difference
-        paired += [PairedDifference(seeds, item, reference, name) for name, seeds in differences.items()]
-    return paired
-
-
 def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
     if name is None:
         return comparisons[0]
     named = [item for item in comparisons if any(name in (run.name, str(run.folder)) for run in item.runs)]
     if not named:
         names = [run.name for item in comparisons for run in item.runs]
-        raise ConfigError(f"--against {name}: no such run here; {nearest(name, names)}")
+        raise ConfigError(f"no run '{name}' here to compare against; {nearest(name, names)}")
     if len(named) > 1:
-        raise ConfigError(f"--against {name}: {len(named)} configurations have a run of that name; give its folder")
+        raise ConfigError(f"{len(named)} configurations have a run '{name}' to compare against; give its folder")
     return named[0]
 
 
