@@ -206,17 +206,17 @@ def test_one_common_seed_has_no_interval_and_few_prove_nothing(tmp_path: Path) -
     assert math.isnan(item.std) and all(map(math.isnan, item.interval))  # noqa: PT018
     table = compared.tables[-1]
     assert table.rows == [("cream-5: server r1_sum", "1", "+2.00", "-", "-", "+2.00")]
-    assert table.notes[1:] == (
+    assert table.notes[1:] == [
         "One common seed has no spread and no interval: at least two are needed.",
         "Differences over fewer than 5 seeds prove nothing.",
-    )
+    ]
     figures = {"seeds": [0], "mean": 2.0, "std": None, "interval_95": None, "smallest": 2.0}
     assert item.to_json() == {"figure": "server r1_sum", "against": "alone-0"} | figures
     compared = RunComparison.of(two(tmp_path / "2", {0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0}))
     (item,) = compared.differences
     low, high = item.interval
     assert low < 2.0 < high  # equal differences give neither nan nor a proof
-    assert compared.tables[-1].notes[1:] == ("Differences over fewer than 5 seeds prove nothing.",)
+    assert compared.tables[-1].notes[1:] == ["Differences over fewer than 5 seeds prove nothing."]
 
 
 def test_runs_without_common_seeds_are_named_and_without_pairs_tables_are_empty(tmp_path: Path) -> None:

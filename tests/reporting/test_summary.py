@@ -337,7 +337,7 @@ def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) ->
     assert "is 80.00 %, 1.1 times chance (70.00 %)" in RunSummary(records(folder)).verdict
     write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
     judged = RunSummary(records(folder)).clients_headline
-    assert judged.meaning == "The r1_sum of the one client that has it is {} of 200 %"
+    assert (judged.meaning, judged.unit) == ("The sum of R@1 of the one client that has it", " of 200")
 
 
 FEW = accurate(54.0, 50.0, n=100.0)

@@ -100,17 +100,9 @@ class FigureSheet:
         return drawing
 
     @cached_property
-    def _drawn(self) -> Figure:
-        return self.draw()
-
-    @cached_property
-    def svg(self) -> str:
-        """SVG for a notebook; values appear on hovering."""
-        return figures.svg_text(self._drawn, self.title)
-
-    @cached_property
     def svgs(self) -> list[str]:
-        """SVG of each chart, without the title, for a page that places as many in a row as it has room for."""
+        """SVG of each chart, for a page or a notebook that places as many in a row as it has room for; values appear on
+        hovering."""
         charts = [chart for row in self.rows for chart in row]
         return [figures.svg_text(FigureSheet("", [[one]]).draw(), f"{self.title}: {one.title}") for one in charts]
 
@@ -121,10 +113,10 @@ class FigureSheet:
 
     # notebooks prefer HTML; PNG serves those without it, and export to paper
     def _repr_html_(self) -> str:
-        return self.svg
+        return "".join(self.svgs)
 
     def _repr_png_(self) -> bytes:
-        return figures.png_bytes(self._drawn)
+        return figures.png_bytes(self.draw())
 
     def save(self, path: Path | str) -> Path:
         """Write a PNG file, complete or not at all; returns the path."""

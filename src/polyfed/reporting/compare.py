@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, cycle
@@ -106,7 +106,11 @@ class RunComparison:
         Raises:
             ConfigError: No participant of any run has the metric, the split is unknown, or no run has the name.
         """
-        _require_known(runs, metric, split)
+        if split not in EVALUATIONS:
+            raise ConfigError(f"'{split}' is not a split of evaluations; {nearest(split, EVALUATIONS)}")
+        known = {name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)}
+        if metric is not None and metric not in known:
+            raise ConfigError(f"no participant of these runs has a metric '{metric}'; {nearest(metric, known)}")
         alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
         for run in runs:
             alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
@@ -126,13 +130,86 @@ class RunComparison:
     @property
     def tables(self) -> list[TextTable]:
         """All tables that have rows: the runs, their clients, and paired differences."""
-        tables = (self.table, clients_comparison_table(self.entries), paired_table(self.differences, self.entries))
+        tables = (self.table, self._clients_table, self._differences_table)
         return [table for table in tables if table.rows]
 
     @property
     def table(self) -> TextTable:
         """The runs, the highest first metric at the top."""
-        return comparison_table(self.entries)
+        metrics = list(self.entries[0].metrics) if self.entries else []
+        of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
+        names = [name for name in metrics if name not in of_clients]
+        ordered = self._ordered
+        rows: list[dict[str, Cell]] = [
+            {
+                "run": item.label,
+                "seeds": len(item.runs),
+                "round": ", ".join(map(str, item.rounds)) or None,
+                **{name: str(item.metrics[name]) for name in names},
+            }
+            for item in ordered
+        ]
+        measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
+        last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
+        last = last and f" (the last, without validation: {last})"
+        of_round = f" (round {span_of(measured)})" if measured else ""
+        notes = [
+            "± is the standard deviation over runs whose configurations differ only by their seed.",
+            f"Round: of the server's model, the best on validation{last}. "
+            f"Clients: after their own last evaluation{of_round}.",
+        ]
+        if len(self.entries) == 1:
+            run = self.entries[0].runs[0]
+            twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
+            notes.append(f"A single configuration has no counterpart; {': '.join(twin)}.")
+        return TextTable.of("Comparison", rows, notes)
+
+    @property
+    def _clients_table(self) -> TextTable:
+        """Mean, worst client and disparity of each group of several clients, one row per run and group."""
+        rows = [
+            {"run: group": f"{item.label}: {name}", "mean": str(item.metrics[name])}
+            | {extra: str(item.metrics[f"{name} {extra}"]) for extra in _OF_CLIENTS}
+            for item in self._ordered
+            for name in item.metrics
+            if f"{name} {_OF_CLIENTS[0]}" in item.metrics
+        ]
+        notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
+        return TextTable.of("Clients", rows, notes)
+
+    @property
+    def _differences_table(self) -> TextTable:
+        """The differences as a table, one row per configuration and metric."""
+        rows: list[dict[str, Cell]] = [
+            {
+                "run: metric": f"{item.comparison.label}: {item.metric}",
+                "seeds": len(item.by_seed),
+                "mean": f"{item.mean:+.2f}",
+                "std": item.std,
+                "95 % interval": None if math.isnan(item.std) else "{:+.2f} to {:+.2f}".format(*item.interval),
+                "smallest": f"{item.smallest:+.2f}",
+            }
+            for item in self.differences
+        ]
+        shown = {id(part) for item in self.differences for part in (item.comparison, item.reference)}
+        apart = ", ".join(item.label for item in self.entries if id(item) not in shown)
+        fewest = min((len(item.by_seed) for item in self.differences), default=FEWEST_SEEDS)
+        notes = {
+            "Run minus reference of one seed. Interval: Student's t over the differences. Smallest: the lowest.": True,
+            f"No seed, or no metric, in common with the reference: {apart}.": apart,
+            "One common seed has no spread and no interval: at least two are needed.": fewest < 2,
+            f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing.": fewest < FEWEST_SEEDS,
+        }
+        title = f"Paired differences against {self.reference.label if self.reference else ''}"
+        return TextTable.of(title, rows, [note for note, holds in notes.items() if holds])
+
+    @property
+    def _ordered(self) -> list[Comparison]:
+        def rank(item: Comparison) -> float:
+            first = next(iter(item.metrics.values()), Spread(math.nan)).mean
+            return math.inf if math.isnan(first) else -first
+
+        return sorted(self.entries, key=rank)
 
     def to_json(self) -> list[dict[str, Any]]:
         """One plain row per configuration: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
@@ -155,9 +232,7 @@ class RunComparison:
             ConfigError: The table does not exist, or pandas is not installed.
         """
         frames = {
-            "runs": [
-                {key: value for key, value in row.items() if key != "paired_differences"} for row in self.to_json()
-            ],
+            "runs": self.to_json(),
             "differences": [{"run": one.comparison.label, **one.to_json()} for one in self.differences],
         }
         if table not in frames:
@@ -165,7 +240,7 @@ class RunComparison:
         with brought_by("frames"):
             import pandas as pd
 
-        return pd.DataFrame(frames[table])
+        return pd.DataFrame(frames[table]).drop(columns="paired_differences", errors="ignore")
 
     # ---- paired differences over common seeds
 
@@ -231,14 +306,6 @@ class RunComparison:
         return stream.getvalue()
 
 
-def _require_known(runs: Sequence[RunRecords], metric: str | None, split: str) -> None:
-    if split not in EVALUATIONS:
-        raise ConfigError(f"'{split}' is not a split of evaluations; {nearest(split, EVALUATIONS)}")
-    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)]
-    if metric is not None and metric not in names:
-        raise ConfigError(f"no participant of these runs has a metric '{metric}'; {nearest(metric, set(names))}")
-
-
 def _configuration(run: RunRecords) -> str:
     """Key that is equal for runs whose configurations differ only by seed and label; unique without a configuration."""
     config = copy.deepcopy(dict(run.config))
@@ -265,59 +332,6 @@ def _judged(run: RunRecords, metric: str | None, split: str) -> dict[str, float]
     server, groups = judged_by(run, metric, split)
     means = {f"{group} {spread.metric}": spread.mean for group, spread in groups.items()}
     return {f"server {server}": run.metrics(SERVER, split).get(server, math.nan), **means}
-
-
-# ---- tables
-
-
-def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """The comparison as a table, the highest first metric at the top."""
-    metrics = list(comparisons[0].metrics) if comparisons else []
-    of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
-    names = [name for name in metrics if name not in of_clients]
-    ordered = _ordered(comparisons)
-    rows: list[dict[str, Cell]] = [
-        {
-            "run": item.label,
-            "seeds": len(item.runs),
-            "round": ", ".join(map(str, item.rounds)) or None,
-            **{name: str(item.metrics[name]) for name in names},
-        }
-        for item in ordered
-    ]
-    measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
-    last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
-    notes = [
-        "± is the standard deviation over runs whose configurations differ only by their seed.",
-        f"Round: of the server's model, the best on validation{last and f' (the last, without validation: {last})'}. "
-        f"Clients: after their own last evaluation{f' (round {span_of(measured)})' if measured else ''}.",
-    ]
-    if len(comparisons) == 1:
-        run = comparisons[0].runs[0]
-        twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
-        notes.append(f"A single configuration has no counterpart; {': '.join(twin)}.")
-    return TextTable.of("Comparison", rows, notes)
-
-
-def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """Mean, worst client and disparity of each group of several clients, one row per run and group."""
-    rows = [
-        {"run: group": f"{item.label}: {name}", "mean": str(item.metrics[name])}
-        | {extra: str(item.metrics[f"{name} {extra}"]) for extra in _OF_CLIENTS}
-        for item in _ordered(comparisons)
-        for name in item.metrics
-        if f"{name} {_OF_CLIENTS[0]}" in item.metrics
-    ]
-    notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
-    return TextTable.of("Clients", rows, notes)
-
-
-def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    def rank(item: Comparison) -> float:
-        first = next(iter(item.metrics.values()), Spread(math.nan)).mean
-        return math.inf if math.isnan(first) else -first
-
-    return sorted(comparisons, key=rank)
 
 
 # ---- curves
@@ -404,32 +418,3 @@ def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
     if len(named) > 1:
         raise ConfigError(f"{len(named)} configurations have a run '{name}' to compare against; give its folder")
     return named[0]
-
-
-def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
-    """The differences as a table, one row per configuration and metric."""
-    against = differences[0].reference.label if differences else ""
-    rows: list[dict[str, Cell]] = [
-        {
-            "run: metric": f"{item.comparison.label}: {item.metric}",
-            "seeds": len(item.by_seed),
-            "mean": f"{item.mean:+.2f}",
-            "std": item.std,
-            "95 % interval": None if math.isnan(item.std) else "{:+.2f} to {:+.2f}".format(*item.interval),
-            "smallest": f"{item.smallest:+.2f}",
-        }
-        for item in differences
-    ]
-    return TextTable.of(f"Paired differences against {against}", rows, tuple(_notes(differences, comparisons)))
-
-
-def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest."
-    shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
-    if apart := [item.label for item in comparisons if id(item) not in shown]:
-        yield f"No seed, or no metric, in common with the reference: {', '.join(apart)}."
-    fewest = min((len(item.by_seed) for item in differences), default=FEWEST_SEEDS)
-    if fewest < 2:
-        yield "One common seed has no spread and no interval: at least two are needed."
-    if fewest < FEWEST_SEEDS:
-        yield f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing."

@@ -21,7 +21,7 @@ from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
 from polyfed.runs.folder import chosen_model, saved_models
 from polyfed.runs.opened import open_run
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.records import SERVER, RunRecords, mapping_in
 from polyfed.runs.twins import untouched_server
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Headline:
         metric: Name of the metric.
         value: Value of the run's model, or the mean over clients with the metric.
         chance: Value of guessing, NaN if unknown.
-        meaning: Clause with ``{}`` for the value.
+        meaning: The metric and whose it is, as the subject of a sentence.
         trials: Test items, never their captions, that the value is a share of, NaN if unknown; for a mean over
             clients the number of items with the same deviation.
         kept: Interval over test items from the evaluation; None without one.
@@ -80,7 +80,7 @@ class Headline:
 
     @property
     def unit(self) -> str:
-        return " %" if self.scale == 100 else ""
+        return " %" if self.scale == 100 else f" of {count(self.scale)}" if self.scale > 100 else ""
 
     @property
     def share(self) -> Headline:
@@ -184,8 +184,7 @@ class RunSummary:
         if (metric := main_metric(records, [SERVER])) not in metrics:
             return self.clients_headline
         most, items = _maximum(metric, metrics), _items(metric, metrics)
-        unit = f" of {count(most)}" if metric.endswith("r1_sum") else " %" if most == 100 else ""
-        meaning = f"The server's {_label(metric)} is {{}}{unit}"
+        meaning = f"The server's {_label(metric)}"
         value, kept = metrics[metric], records.interval(SERVER, metric)
         return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, most)
 
@@ -198,9 +197,8 @@ class RunSummary:
         if not (measured := self._measured(clients, metric)):
             return None
         several, most = len(measured) > 1, _maximum(metric, measured[0])
-        unit = " %" if most == 100 else f" of {count(most)} %"
         whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
-        meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
+        meaning = f"The {'mean ' if several else ''}{_label(metric)} of {whose}"
         value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
         return Headline("clients", metric, value, chance, meaning, self._common_trials(clients, metric), scale=most)
 
@@ -260,7 +258,7 @@ class RunSummary:
                 "federation": one.federated.value if one.federated else None,
                 "gain (95 %)": one.gain,
                 "chance": one.known.chance,
-                "tested": count(round(one.known.trials, 6)),
+                "tested": format_number(one.known.trials, 0),
             }
             for one in self.results
         ]
@@ -332,7 +330,7 @@ class RunSummary:
         took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
         if best is None:
             return f"{records.name} is finished ({took}); it has no metrics."
-        clauses = [best.meaning.replace("{}", format_number(best.value)), *_interval_in_words(best.interval)]
+        clauses = [f"{best.meaning} is {format_number(best.value)}{best.unit}", *_interval_in_words(best.interval)]
         chance = f"chance ({format_number(best.chance)}{best.unit})"
         if best.chance > 0 and not best.is_above_chance:
             clauses.append(f"no better than {chance}")
@@ -347,7 +345,7 @@ class RunSummary:
         """Gain over the encoders as they came; empty without that twin."""
         best, untouched = self.headline, finished_zero_shot(self.records)
         other = RunSummary(untouched).headline if untouched else None
-        if not (untouched and best and other and best.metric == other.metric):
+        if not (untouched and best and other and best.meaning == other.meaning):
             return ""
         gain = [f"{best.value - other.value:+.2f}", *_interval_in_words(best.gain_interval(other), "+.1f")]
         of = f"({format_number(other.value)}, round {untouched.chosen.number})"
@@ -465,7 +463,8 @@ class RunSummary:
             beside = [folder if name == records.name else folder.parent / name for name in names]
             steps.append(("both in one table", shlex.join(["polyfed", "compare", *map(str, beside)])))
             more = ",".join(str(seed + number) for number in range(1, 5))
-            for each in beside:
+            # sites of a deployment, whose clients are not among the settings, refuse other seeds
+            for each in beside if records.section("clients") or not records.clients else ():
                 command = ["polyfed", "run", str(each / "config.yaml"), "--seeds", more]
                 steps.append((f"more seeds of {each.name}, as one proves nothing", shlex.join(command)))
         if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
@@ -486,18 +485,7 @@ class RunSummary:
         Raises:
             RunError: The file is damaged.
         """
-        path = self.records.folder / "environment.json"
-        if not path.exists():
-            return {}
-        try:
-            content = file_json(path.read_text("utf-8"))
-        except ValueError as error:
-            raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
-        if not isinstance(content, dict):
-            raise RunError(
-                f"environment.json holds a {type(content).__name__}, not an object; restore or delete {path}"
-            )
-        return content
+        return mapping_in(self.records.folder / "environment.json", file_json)
 
     @property
     def title(self) -> str:
