@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.models.encoders.registered import register_module
-    from polyfed.reporting.api import plot, report, resume, run
+    from polyfed.reporting.api import compare, plot, report, resume, run
     from polyfed.runs.evaluation import evaluate_model
     from polyfed.runs.experiment import Experiment
     from polyfed.runs.opened import Run, open_run
@@ -38,6 +38,7 @@ __all__ = [
     "Run",
     "Study",
     "__version__",
+    "compare",
     "evaluate_model",
     "export_model",
     "load_model",
@@ -55,6 +56,7 @@ __all__ = [
 _HOMES = {
     "Experiment": "polyfed.runs.experiment",
     "Run": "polyfed.runs.opened",
+    "compare": "polyfed.reporting.api",
     "evaluate_model": "polyfed.runs.evaluation",
     "export_model": "polyfed.export.model",
     "load_model": "polyfed.export.programs",

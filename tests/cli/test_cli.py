@@ -51,7 +51,7 @@ def test_a_run_is_shown_and_stored_under_its_name_and_seed(cli: Cli, config: Pat
     assert "run folder: runs/mine-seed3" in out
     assert "round 1/1" in out
     assert "times chance" in out or "no better than chance" in out
-    assert "open runs/mine-seed3/report.html" in out
+    assert "Page: runs/mine-seed3/report.html\nNext:\n  polyfed run runs/mine-seed3/config.yaml --twin" in out
     stored = yaml.safe_load(Path("runs/mine-seed3/config.yaml").read_text())
     assert (stored["run"]["seed"], stored["run"]["rounds"]) == (3, 1)
 
@@ -233,16 +233,16 @@ def test_the_demo_runs_with_its_server_alone_and_continues(
     assert ("run folder: runs/demo/server-alone" in out, "next" in out) == (True, False)
     code, out, err = cli("demo", "--out", "runs/demo")
     assert (code, err) == (0, "")
-    assert "tiny-server-only" not in out.partition("The server alone: ")[0]  # it was finished
-    for shown in ("interval", "open runs/demo/federation/report.html", "polyfed init mine.yaml"):
-        assert shown in out
-    seeds = re.search(r"(polyfed run \S+) and (polyfed run \S+), both with (--seeds \S+)", out)
-    federation, alone = (RunRecords.load(Path(seeds[n].split()[-1]).parent) for n in (1, 2))
+    assert "tiny-server-only" not in out  # it was finished
+    assert ("interval" in out, "Page: runs/demo/federation/report.html" in out) == (True, True)
+    steps = out.partition("Next:\n")[2]
+    assert all(line.startswith("  polyfed ") for line in steps.splitlines())
+    seeds = re.findall(r"  polyfed run (\S+)/config.yaml --seeds 1,2,3,4\n", steps)
+    alone, federation = (RunRecords.load(Path(folder)) for folder in seeds)
     assert (federation.name, alone.config["twin"]["of"]) == ("federation", "tiny")
     assert [run.config["run"]["output"]["plots"] for run in (federation, alone)] == ["page", False]
     assert not (federation.folder / "plots").exists()
-    shown = out.partition("The server alone: ")[2]
-    assert cli("demo", "--out", "runs/demo")[1].partition("The server alone: ")[2] == shown
+    assert cli("demo", "--out", "runs/demo")[1].partition("Next:\n")[2] == steps
     shutil.copytree("runs/demo/federation", "other/server-alone")
     refused = "error: --out: other/server-alone is a run of 'tiny', not of the demo; choose another --out\n"
     assert cli("demo", "--out", "other")[::2] == (2, refused)
@@ -255,12 +255,12 @@ def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: 
     data = {"sources": sites | {"spare": {"name": "folder", "path": str(Path("spare.csv").absolute())}}}
     config.write_text(yaml.safe_dump(tiny | {"data": data, "clients": clients, "public": None, "server": None}))
     _, out, _ = cli("run", config, "--rounds", 1, "--out", "here")
-    assert "Not yet compared with each site alone: polyfed run here/config.yaml --twin local" in " ".join(out.split())
+    assert "Next:\n  polyfed run here/config.yaml --twin local --out here-local\n" in out
     code, out, err = cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")
     assert (code, err) == (0, "")
-    assert out.count("Taking part brings ") == 1
-    assert re.search(r"north +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d \(-?[\d.]+ to ", out)
-    assert 'id="sites"' in Path("there/report.html").read_text()
+    assert out.count("taking part brings ") == 1
+    assert re.search(r"north: accuracy +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d \(-?[\d.]+ to ", out)
+    assert 'id="beside"' in Path("there/report.html").read_text()
     shutil.rmtree("there")  # as if it was interrupted in between
     assert cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")[0] == 0
     refused = "error: --with-alone: there-local is a run with other settings; choose another --out\n"
@@ -336,9 +336,9 @@ def test_an_edited_configuration(cli: Cli, copied: Path, command: list[str]) -> 
         (["evaluate", "RUN"], "Missing option '--data'"),
         (["export", "RUN", "--out", "RUN"], "exists and is not empty"),
         (["compare", "RUN", "."], "'.' is not a run folder"),
-        (["compare", "RUN", "--metric", "r1_sm"], "no participant has it in these runs; did you mean 'r1_sum'?"),
-        (["compare", "RUN", "--against", "x"], "--against x: no such run here; valid: "),
-        (["compare", "RUN", "--kind", "tset"], "--kind tset: did you mean 'test'?"),
+        (["compare", "RUN", "--metric", "r1_sm"], "of these runs has a metric 'r1_sm'; did you mean 'r1_sum'?"),
+        (["compare", "RUN", "--against", "x"], "no run 'x' here to compare against; valid: "),
+        (["compare", "RUN", "--kind", "tset"], "'tset' is not a split of evaluations; did you mean 'test'?"),
         (["resume", "."], "is not a run folder"),
         (["run", "scenes-dmeo"], "no preset or file 'scenes-dmeo'; did you mean 'scenes-demo'? polyfed list"),
         (["run", "shop"], "no preset or file 'shop'; did you mean the file 'shop.yaml'?"),

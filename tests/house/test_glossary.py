@@ -12,7 +12,7 @@ from polyfed.algorithms.algorithm import Algorithm, Client, Cohort, Reply, Serve
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "concepts.md"
 _OTHERS = (
-    "a accept accepted add an assess autocast averaged awaited be begin by changed count counts declares "
+    "a accept accepted add an assess autocast averaged awaited be begin by changed compare count counts declares "
     "distinct drop each evaluate exchanged export fit for from has have heard home idle if initial is judged "
     "late learn learns learnt load local may need needs new num of open own personal plot polyfed prepare public "
     "received register release represent require restore resume secure sends share shares snapshot steps summed takes "

@@ -11,7 +11,8 @@ import yaml
 from polyfed.reporting.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
-ALL_PARTS = ["server", "curves", "partition", "traffic", "clients", "inner", "events", "configuration", "reading"]
+MENU = ["server", "curves", "partition", "traffic", "clients", "inner", "events", "configuration", "reading"]
+ALL_PARTS = ["beside", "facts", "next", *MENU]
 
 
 class Page(HTMLParser):
@@ -89,7 +90,7 @@ def complete(folder: Path) -> Path:
     environment = {"python": "3.11.7", "device": "cpu", "versions": {"polyfed": "0.1.0", "torch": "2.13.0"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     settings = {"name": "my run", "description": "What it is for.", "algorithm": {"name": "creamfl"}}
-    settings |= {"run": {"seed": 7, "rounds": 12}}
+    settings |= {"run": {"seed": 7, "rounds": 12}, "clients": {"image": {}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     line = {"participant": "server", "kind": "train"}
     with (folder / "metrics.jsonl").open("a") as log:

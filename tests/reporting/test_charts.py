@@ -28,7 +28,7 @@ def line_chart(*series: dict[int, float]) -> RoundChart:
 
 def hovering(chart) -> list[str]:
     """Texts under the pointer, in the order of drawing."""
-    return titles_of(FigureSheet("figure", [[chart]]).svg)
+    return titles_of(FigureSheet("figure", [[chart]]).svgs[0])
 
 
 # ---- charts by round
@@ -86,7 +86,7 @@ def test_notebooks_show_figures_as_svg_and_as_png():
     hostile = "</svg><script>"
     sheet = FigureSheet(hostile, [[RoundChart(hostile, hostile, [ChartLine(hostile, {1: 1.0, 2: 2.0})])]])
     shown = sheet._repr_html_()
-    assert shown == sheet.svg
+    assert shown == "".join(sheet.svgs)
     assert "<script" not in shown
     assert titles_of(shown)[0] == f"round 1\n{hostile}: 1.00"
     assert sheet._repr_png_().startswith(b"\x89PNG")
@@ -94,7 +94,7 @@ def test_notebooks_show_figures_as_svg_and_as_png():
 
 def test_equal_figures_have_equal_bytes_and_others_have_other_ids():
     sheets = [FigureSheet(title, [[line_chart({1: 1.0, 2: 2.0})]]) for title in ("one", "one", "two")]
-    first, second, other = (sheet.svg for sheet in sheets)
+    first, second, other = (sheet.svgs[0] for sheet in sheets)
     assert first == second
     ids = [set(re.findall(r' id="([^"]*)"', text)) for text in (first, other)]
     assert not ids[0] & ids[1]
@@ -167,7 +167,7 @@ def test_colours_have_the_contrast_that_readers_need(scheme):
     for colour in (*COLOURS[:4], GREY, INK):
         assert contrast(colours.get(VARIABLES.get(colour.lower()), colour), colours["surface"]) >= 3.0
     chart = RoundChart("a", "b", [ChartLine("c", {1: 1.0, 2: 2.0})])
-    drawn = re.findall(r"(?:fill|stroke): ([^;\"]*)", FigureSheet("t", [[chart]]).svg)
+    drawn = re.findall(r"(?:fill|stroke): ([^;\"]*)", FigureSheet("t", [[chart]]).svgs[0])
     assert set(VARIABLES) & {*drawn} == set()
     assert {f"var(--{VARIABLES[INK]}, {INK})", "var(--surface, #ffffff)"} <= {*drawn}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from html_pages import ALL_PARTS, Page, complete, page_of
+from html_pages import ALL_PARTS, MENU, Page, complete, page_of
 
 from polyfed.core.errors import RunError
 from polyfed.reporting.charts import FigureSheet
@@ -47,7 +47,7 @@ def page(text: str) -> Page:
 @pytest.fixture
 def folder(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same run, to be changed; its page has frames without figures, which take longer than all the rest."""
-    monkeypatch.setattr(FigureSheet, "svg", "<svg></svg>")
+    monkeypatch.setattr(FigureSheet, "svgs", ["<svg></svg>"])
     return complete(run_folder)
 
 
@@ -61,7 +61,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_a_full_run_has_every_part(page):
     assert page.parts == ALL_PARTS
-    assert [link["href"] for link in page.of("a")] == [f"#{part}" for part in ALL_PARTS]
+    assert [link["href"] for link in page.of("a")] == [f"#{part}" for part in ("next", *MENU)]
     for shown in ("my run", "What it is for.", "creamfl", "12 of 12", "complete", "cpu", "Ties count against"):
         assert shown in page.text
     assert "stopped" not in page.text
@@ -138,14 +138,14 @@ def test_logs_cut_anywhere_are_shown_as_far_as_they_go(folder, share):
 
 def test_an_empty_folder_has_a_page_without_parts(tmp_path):
     page = page_of(tmp_path)
-    assert page.parts == ["reading"]
+    assert page.parts == ["facts", "reading"]
     assert "0 rounds" in page.text
 
 
 MISSING = {
-    "metrics.jsonl": {"server", "curves", "inner", "events"},
+    "metrics.jsonl": {"beside", "next", "server", "curves", "inner", "events"},
     "partition.json": {"partition"},
-    "config.yaml": {"configuration"},
+    "config.yaml": {"next", "configuration"},
     "ledger.jsonl": {"traffic"},
     "environment.json": set(),
 }
@@ -167,7 +167,7 @@ def test_a_run_without_server_model_shows_its_clients(folder):
     assert "image, mean of 4: accuracy" in page.text
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "is damaged"), ("[]", "holds a list")])
+@pytest.mark.parametrize(("content", "message"), [("{", "is damaged"), ("[]", "is damaged: it holds a list")])
 def test_damage_is_an_error_that_names_the_file(folder, content, message):
     (folder / "environment.json").write_text(content)
     with pytest.raises(RunError, match=rf"environment\.json {message}"):
@@ -177,7 +177,7 @@ def test_damage_is_an_error_that_names_the_file(folder, content, message):
 def test_odd_configurations_do_not_hinder_the_page(folder):
     for config in ({"run": 3, "clients": [1]}, {"run": {"rounds": "many"}, "name": [1], "algorithm": 4}):
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        assert page_of(folder).parts == ALL_PARTS
+        assert {*page_of(folder).parts} == {*ALL_PARTS} - {"next"}
 
 
 # ---- few and many
@@ -213,10 +213,12 @@ def test_a_thousand_clients_fit(tmp_path):
 # ---- content
 
 
-def test_cards_carry_value_chance_and_round(records, page):
-    value = records.metrics("server")["image_to_text_r@1"]
-    assert f"image to text R@1 of 500 {value:.2f} % chance 1.00 · round {records.chosen.number}" in page.text
-    assert "chance 2.00" in page.text  # of r1_sum: 5 of 500, and 1 of 100
+def test_the_page_opens_with_a_sentence_a_chart_and_a_table_of_the_same_figures(records, page):
+    value, summary = records.metrics("server")["r1_sum"] / 2, RunSummary(records)
+    first = f"the server puts the right match first in {value:.1f} % of searches, against 1.0 % by guessing"
+    assert first in page.text[: page.text.index("Facts")]
+    assert f"server, federation: {value:.1f}" in page.titles
+    assert ("server: mean R@1", "-", f"{value:.2f}", "-", "1.00", "100") in summary.results_table.rows
     assert "sent 463.5 MiB (up 154.5 MiB, down 309.0 MiB)" in page.text
     assert "0 clipped, 2 excluded" in page.text
     assert "clients 9 (4 image, 3 text, 2 paired)" in page.text
@@ -256,15 +258,6 @@ def test_constant_values_and_two_rounds_have_no_chart(tmp_path):
     (chart,) = recorded_charts(RunRecords.load(tmp_path))
     assert [line.label for line in chart.lines] == ["norm"]
     assert "recorded" in run_figures(RunRecords.load(tmp_path))
-
-
-def test_cards_of_a_sum_have_its_scale_and_those_of_one_client_no_disparity(tmp_path):
-    recalls = {"a_to_b_r@1": 10.0, "b_to_a_r@1": 12.0, "r1_sum": 22.0, "gallery_a": 20.0, "gallery_b": 20.0}
-    recalls |= {"a_to_b_positives_per_query": 1.0, "b_to_a_positives_per_query": 1.0}
-    write_measured(tmp_path, {"server": recalls, "here": {"accuracy": 60.0, "accuracy_of_constant": 90.0}})
-    cards = {card.label: (card.value, card.context) for card in RunSummary(RunRecords.load(tmp_path)).cards}
-    assert cards["server: sum of R@1"] == ("22.00 of 200", "chance 10.00 · round 1")
-    assert cards["clients: accuracy"] == ("60.00 %", "chance 90.00 · round 1")
 
 
 def test_kinds_of_clients_come_from_the_configuration(tmp_path):

@@ -17,9 +17,7 @@ from papers.creamfl.drift import ModalityDrift, drift_result
 from PIL import Image
 
 from polyfed.lab.analysis.analysis import AnalysisResult
-from polyfed.reporting import compare as compare_module
-from polyfed.reporting.compare import compare, draw_comparison
-from polyfed.reporting.figures import settle
+from polyfed.reporting.compare import RunComparison
 from polyfed.reporting.run_figures import run_figures
 from polyfed.runs.records import RunRecords
 from run_folders import write_run
@@ -94,7 +92,7 @@ def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, rounds: int)
     figures = run_figures(records)
     paths = [sheet.save(tmp_path / f"{name}.png") for name, sheet in figures.items()]
     assert dict(mpl.rcParams) == settings
-    assert list(figures) == ["server", "clients", "partition", "traffic"]
+    assert list(figures) == ["beside", "server", "clients", "partition", "traffic"]
     for path, sheet in zip(paths, figures.values(), strict=True):
         assert list(covered(sheet.draw())) == []
         with Image.open(path) as image:
@@ -102,13 +100,9 @@ def test_plots_of_a_run_are_written_and_have_free_legends(tmp_path, rounds: int)
             assert min(image.size) > 300
 
 
-def test_a_comparison_has_a_free_legend(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(compare_module, "save", lambda figure, path: drawn.append(figure) or path)
+def test_a_comparison_has_a_free_legend(tmp_path) -> None:
     folders = [write_run(tmp_path / f"{name}-{seed}", seed=seed) for name in ("fedavg", "creamfl") for seed in (0, 1)]
-    draw_comparison(compare([RunRecords.load(folder) for folder in folders]), tmp_path / "compare.png")
-    settle(drawn[0])
-    assert list(covered(drawn[0])) == []
+    assert list(covered(RunComparison.of([RunRecords.load(folder) for folder in folders]).figure)) == []
 
 
 def test_what_draws_nothing_needs_no_more_of_matplotlib_than_it_has_imported() -> None:

@@ -30,8 +30,8 @@ def drawn(chart: Any) -> None:
     if isinstance(chart, RoundChart) and not chart:
         return
     sheet = charts.sheet_of("figure", [chart])
-    ElementTree.fromstring(sheet.svg)
-    assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svg))
+    ElementTree.fromstring(sheet.svgs[0])
+    assert not re.search(r"\b(nan|inf)\b", re.sub("<(title|text)[^>]*>[^<]*<", "<", sheet.svgs[0]))
     assert sheet._repr_png_().startswith(b"\x89PNG")
 
 

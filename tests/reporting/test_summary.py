@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from html_pages import Page
-from markupsafe import escape
 from rich.console import Console
 
-from polyfed.reporting.compare import compare, comparison_table
+from polyfed.reporting.compare import RunComparison
 from polyfed.reporting.page import html_report, write_report
 from polyfed.reporting.summary import RunSummary, finished_twin, finished_zero_shot
 from polyfed.runs.records import RunRecords
@@ -37,12 +36,15 @@ def test_the_end_fits_a_terminal_of_30_rows_and_80_columns(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     run_of(Path("runs/twin"), "server_only")
     stream = io.StringIO()
-    Console(file=stream, width=80).print(RunSummary(run_of(Path("runs/creamfl"), "creamfl")))
+    Console(file=stream, width=80).print(RunSummary(run_of(Path("runs/creamfl"), "creamfl")), crop=False)
     assert len(stream.getvalue().splitlines()) <= 30
     text = " ".join(stream.getvalue().split())
-    gain = "Gain over its server alone (56.43, round 12): +0.00, 95 % interval"  # the twin has the same records
-    for part in ("times chance", gain, "one seed.", "report.html", "polyfed evaluate", "polyfed export"):
+    gain = "brings no clear difference (+0.0 points, 95 % interval"  # the twin has the same records
+    for part in ("times chance", gain, "one run).", "Page: runs/creamfl/report.html"):
         assert part in text
+    steps = stream.getvalue().partition("Next:\n")[2].splitlines()
+    assert steps[0] == "  polyfed compare runs/twin runs/creamfl"
+    assert steps[2] == "  polyfed run runs/creamfl/config.yaml --seeds 1,2,3,4"
 
 
 def accurate(value: float, constant: float, **sizes: float) -> Metrics:
@@ -139,8 +141,10 @@ def test_the_baseline_that_is_advised_is_a_twin_that_there_is(
     assert RunSummary(mine).baseline() == (words, command.replace(f"{folder.parent}/", ""))
     (folder / ".start").write_text("../..")
     assert RunSummary(mine).baseline() == (words, message := command.replace(f"{tmp_path}/work/", ""))
-    assert f"compared with {words}:\n\n    {message}\n" in write_report(mine).read_text()
-    assert escape(message) in html_report(mine, figures={})
+    assert f"\n## Next\n\n    {message}\n    polyfed evaluate 'runs/my run'" in write_report(mine).read_text()
+    page = Page(html_report(mine, figures={}))
+    assert f"Not yet compared with {words}: the first command of" in page.text
+    assert page.text.count("polyfed run '") == page.texts.count(message) == 1
 
 
 ENCODERS = {
@@ -165,26 +169,50 @@ def zero_shot(folder: Path, gain: float, **changes: object) -> RunRecords:
 def test_the_gain_over_untouched_encoders_is_a_sentence(tmp_path: Path, gain: float) -> None:
     twin, mine = zero_shot(tmp_path / "untouched", gain), of_towers(tmp_path / "mine", 15.0)
     own, value = (run.metrics("server")["r1_sum"] for run in (mine, twin))
-    (lines_told,) = RunSummary(mine).gains
     gain = f"Gain over the untouched encoders ({value:.2f}, round {twin.chosen.number}): {own - value:+.2f}"
-    assert lines_told.startswith(f"{gain}, 95 % interval")
+    assert RunSummary(mine).sentences[-1].startswith(f"{gain}, 95 % interval")
     # the twin is not a server that trained alone, and has no twin itself
     assert finished_twin(mine, "server_only") is None
     summary = RunSummary(twin)
-    assert [*summary.gains] == []
-    assert "untouched" not in dict(summary.next_steps)
+    assert summary.gain_over_untouched == ""
+    assert "zero-shot" not in str(summary.next_steps())
 
 
 def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) -> None:
     mine, twin = run_of(tmp_path / "mine", "fedavg"), run_of(tmp_path / "alone", "local")
-    server = {"server": accurate(60.0, 25, n=500)}
-    for one, value, more in ((twin, 20.0, {}), (mine, 50.0, {}), (mine, 50.0, server)):
+    for one, value, more in ((twin, 20.0, {}), (mine, 50.0, {"server": accurate(60.0, 25, n=500)})):
         write_measured(one.folder, more | {f"image-{k}": accurate(value, 25, n=50) for k in range(2)})
-        subject = "Its clients' accuracy, 50.00: gain" if more else "Gain"
-        if one is mine:  # 39.8 to 60.2 less 12.7 to 29.2
-            expected = f"{subject} over training alone (20.00): +30.00, 95 % interval +16.3 to +42.5, one seed."
-            assert [*RunSummary(records(mine.folder)).gains] == [expected]
-    assert [*RunSummary(records(twin.folder)).gains] == []
+    together, alone = (RunSummary(records(one.folder)) for one in (mine, twin))
+    # 39.8 to 60.2 less 12.7 to 29.2
+    shown = [(one.whose, one.gain) for one in together.results]
+    assert shown == [("image, mean of 2", "+30.0 (16.3 to 42.5)"), ("server", "-")]
+    gain = "by guessing; training together brings a gain (+30.0 points, 95 % interval 16.3 to 42.5, one run)."
+    subject = "9 clients and a server trained {}: a client of image, on average, is right in"
+    first = subject.format("together without sharing their data")
+    assert together.in_short == f"{first} 50.0 % of cases, against 20.0 % alone and 25.0 % {gain}"
+    first = f"{subject.format('each alone')} 20.0 % of cases, against 25.0 % {gain}"
+    assert alone.in_short.replace("trained,", "trained") == first
+
+
+TOGETHER = "9 clients trained together without sharing their data: "
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ({"server": recalled("r1_sum", 50.0, 30, 30)}, "the server reaches 50.0 % (sum of R@1)"),
+        ({"server": accurate(54.0, 50, n=10_000)}, "is right in 54.0 % of cases, against 50.0 % by guessing."),
+        ({"server": accurate(54.0, 50, n=100)}, "against 50.0 % by guessing, which is no clear difference"),
+        ({"image-0": {"dice": 60.0}}, "a client of image, on average, finds outlines that overlap the"),
+        ({"server": {"{x}": 7.0}}, "the server reaches 7.0 ({x})"),
+        ({"server": {"loss": 7.0}}, "nothing was measured"),
+    ],
+)
+def test_the_first_sentence_is_plain_english(tmp_path: Path, measured: Any, expected: str) -> None:
+    folder = write_run(tmp_path / "run")
+    write_measured(folder, measured)
+    sentence = RunSummary(records(folder)).in_short
+    assert (sentence.startswith(TOGETHER), expected in sentence) == (True, True), sentence
 
 
 # ---- by site
@@ -205,24 +233,23 @@ def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
     mine = of_sites(tmp_path / "mine", "fedavg", FEDERATED)
     command = "polyfed run mine/config.yaml --twin local --out mine-local"
     assert RunSummary(mine).baseline() == ("each site alone", command)
-    assert RunSummary(mine).table.rows[0][:4] == ("north", "-", "50.00", "-")
+    assert RunSummary(mine).table.rows[0][:4] == ("north: accuracy", "-", "50.00", "-")
+    assert "what training together brings is not measured yet." in RunSummary(mine).in_short
     twin = of_sites(tmp_path / "mine-local", "local", ALONE)
     assert RunSummary(mine).baseline() is None
     for one in map(RunSummary, (mine, twin)):  # whichever ended last
-        first, *others = one.sentences
-        assert first == (
-            "Taking part brings a gain to 1 of 3 sites: north +30.0 (16.3 to 42.5); a loss to 1 of 3 sites: west -30.0 "
-            "(-43.0 to -15.7); no clear difference to 1 of 3 sites: south +5.0 (-9.3 to 19.1) "
-            "(points with 95 % intervals, one seed)."
+        how = "together without sharing their data" if one.records is mine else "each alone"
+        assert one.in_short.replace("trained,", "trained") == (
+            f"north, south and west trained {how}: taking part brings a gain to 1 of 3 sites: north +30.0 (16.3 to "
+            "42.5); a loss to 1 of 3 sites: west -30.0 (-43.0 to -15.7); no clear difference to 1 of 3 sites: south "
+            "+5.0 (-9.3 to 19.1) (points with 95 % intervals, one run)."
         )
-        assert not any("training alone" in other for other in others)
-        assert one.table.rows[0] == ("north", "20.00", "50.00", "+30.0 (16.3 to 42.5)", "25.00", "100")
-        assert one.table.notes[0] == "Percent, after each site's last evaluation (round 12)."
-        assert first in write_report(one.records).read_text()
-    page, names = Page(html_report(mine)), [f"{site} {how}" for site in ALONE for how in ("alone", "federated")]
-    assert page.parts[0] == "sites"
+        assert one.table.rows[0] == ("north: accuracy", "20.00", "50.00", "+30.0 (16.3 to 42.5)", "25.00", "100")
+        assert one.table.notes[0] == "Percent. Clients: after their own last evaluation (round 12)."
+        assert one.in_short in write_report(one.records).read_text()
+    page, names = Page(html_report(mine)), [f"{site}, {how}" for site in ALONE for how in ("alone", "federation")]
+    assert page.parts[0] == "beside"
     assert [title.partition(":")[0] for title in page.titles if title.partition(":")[0] in names] == names
-    assert "card" not in {each.get("class") for each in page.of("div")}
 
 
 RECALLS = {"a_to_b_r@1": 20.0, "b_to_a_r@1": 40.0, "gallery_a": 50.0, "gallery_b": 250.0}
@@ -232,7 +259,7 @@ RECALLS |= {"a_to_b_positives_per_query": 5.0, "b_to_a_positives_per_query": 1.0
 @pytest.mark.parametrize(
     ("metrics", "label", "shown"),
     [
-        (RECALLS, "sum of R@1 (of 200)", ("60.00", "+0.0 (-38.0 to 38.0)", "4.00", "50")),  # the smaller gallery
+        (RECALLS, "mean R@1", ("30.00", "+0.0 (-19.0 to 19.0)", "2.00", "50")),  # the smaller gallery
         # pixels of all images together are not items; a metric of an own task may not be a share
         ({"dice": 60.0, "dice_of_constant": 9.0, "n": 50.0}, "dice", ("60.00", "+0.0", "9.00", "50")),
         ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "-", "50")),
@@ -243,7 +270,7 @@ def test_the_interval_of_a_sites_gain_is_that_of_its_metric_and_items(
 ) -> None:
     of_sites(tmp_path / "alone", "local", ALONE, **metrics)
     table = RunSummary(of_sites(tmp_path / "mine", "fedavg", ALONE, **metrics)).table
-    assert (table.columns[0], table.rows) == (label, [(site, shown[0], *shown) for site in ALONE])
+    assert table.rows == [(f"{site}: {label}", shown[0], *shown) for site in ALONE]
 
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"sources": {"shop": {}}}}])
@@ -253,7 +280,7 @@ def test_untouched_encoders_of_another_seed_or_data_are_not_a_twin(tmp_path: Pat
     assert finished_zero_shot(mine) is None
     folder = tmp_path / "mine"
     expected = f"polyfed run {folder}/config.yaml --twin zero-shot --out {folder}-zero-shot"
-    assert dict(RunSummary(mine).next_steps)["untouched"] == expected
+    assert expected in dict(RunSummary(mine).next_steps(folder)).values()
 
 
 @pytest.mark.parametrize("image", [{"name": "cnn"}, {"projection": "new"}, "cnn"])
@@ -261,7 +288,7 @@ def test_without_a_common_space_no_untouched_encoders_are_advised(tmp_path: Path
     zero_shot(tmp_path / "untouched", 40.0)
     mine = of_towers(tmp_path / "mine", 40.0, image=image)
     assert finished_zero_shot(mine) is None
-    assert "untouched" not in dict(RunSummary(mine).next_steps)
+    assert "zero-shot" not in str(RunSummary(mine).next_steps())
 
 
 def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path) -> None:
@@ -292,14 +319,16 @@ def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_serve
     line = {"kind": "test", "metrics": {"accuracy": 60.0}}
     measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
     write_lines(folder / "metrics.jsonl", [line | {"participant": who, "round": at} for who, at in measured])
-    assert [row[3] for row in RunSummary(records(folder)).table.rows] == ["4", "3 to 5", "4"]
-    assert "own last evaluation (round 3 to 5)." in comparison_table(compare([records(folder)])).notes[1]
+    own = "own last evaluation (round 3 to 5)."
+    server = "Server: model of round 4, the last"
+    assert RunSummary(records(folder)).table.notes[0] == f"Percent. {server}. Clients: after their {own}"
+    assert own in RunComparison.of([records(folder)]).table.notes[1]
 
 
 def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
-    steps = dict(RunSummary(run_of(tmp_path / "my run", "creamfl")).next_steps)
-    assert steps["evaluate"] == f"polyfed evaluate '{tmp_path}/my run' --data shop"
-    assert steps["export"] == f"polyfed export '{tmp_path}/my run'"
+    folder = tmp_path / "my run"
+    _, evaluate, export = dict(RunSummary(run_of(folder, "creamfl")).next_steps(folder)).values()
+    assert (evaluate, export) == (f"polyfed evaluate '{folder}' --data shop", f"polyfed export '{folder}'")
 
 
 def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) -> None:
@@ -308,7 +337,7 @@ def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) ->
     assert "is 80.00 %, 1.1 times chance (70.00 %)" in RunSummary(records(folder)).verdict
     write_measured(folder, {"a": {"r1_sum": 20.0, "x_to_y_r@1": 9.0, "y_to_x_r@1": 11.0}}, 13)
     judged = RunSummary(records(folder)).clients_headline
-    assert judged.meaning == "The r1_sum of the one client that has it is {} of 200 %"
+    assert (judged.meaning, judged.unit) == ("The sum of R@1 of the one client that has it", " of 200")
 
 
 FEW = accurate(54.0, 50.0, n=100.0)

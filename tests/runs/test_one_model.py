@@ -17,7 +17,6 @@ from polyfed.data.views.features import FeatureComputation
 from polyfed.export.model import export_model
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.server import Server
-from polyfed.reporting.compare import compare, comparison_table, paired_differences
 from polyfed.reporting.gallery import write_gallery
 from polyfed.reporting.page import html_report, write_report
 from polyfed.reporting.run_tables import evaluation_tables
@@ -71,12 +70,11 @@ def expected(mine: Run) -> tuple[int, float, float]:
 
 def at_the_end(run: Run, out: Path) -> str:
     summary = RunSummary(run.records)
-    (row,) = (row for row in summary.table.rows if row[0] == "server: sum of R@1")
-    return f"{summary.verdict} {row[1]}, model of round {row[3]}"
+    return f"{summary.verdict} {summary.table.notes[0]}"
 
 
 def compared(run: Run, out: Path) -> str:
-    (row,) = comparison_table(compare([run.records])).rows
+    (row,) = polyfed.compare([run]).table.rows
     return f"model of round {row[2]}: {row[3]}"
 
 
@@ -108,10 +106,9 @@ def test_a_surface_names_the_chosen_round_and_has_its_figure(
 
 def test_gains_are_those_of_the_chosen_rounds(mine: Run, expected: tuple[int, float, float]) -> None:
     _, value, alone = expected
-    (gain,) = RunSummary(mine.records).gains
-    assert f"({alone:.2f}, round " in gain
-    assert f": {value - alone:+.2f}, 95 % interval" in gain
-    (paired,) = paired_differences(compare([open_run(mine.folder.parent / "alone").records, mine.records]))
+    (result,) = RunSummary(mine.records).results
+    assert 2 * result.difference == pytest.approx(value - alone)
+    (paired,) = polyfed.compare([mine.folder.parent / "alone", mine]).differences
     assert (paired.metric, paired.by_seed) == ("server r1_sum", {0: pytest.approx(value - alone)})
 
 

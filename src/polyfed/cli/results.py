@@ -103,22 +103,16 @@ def compare_command(
     Examples: polyfed compare runs/shop-* --metric accuracy --plot comparison.png; polyfed compare
     runs/shop-server-only-seed* runs/shop-seed*
     """
-    from polyfed.reporting import compare
+    from polyfed.reporting.api import compare
     from polyfed.reporting.terminal import Terminal
 
-    comparisons = compare.compare([open_run(folder).records for folder in runs], metric, kind)
-    paired = compare.paired_differences(comparisons, metric, kind, against)
+    compared = compare(runs, metric=metric, split=kind, against=against)
     if as_json:
-        rows = compare.comparison_rows(comparisons)
-        for row, comparison in zip(rows, comparisons, strict=True):
-            row["paired_differences"] = [item.to_json() for item in paired if item.comparison is comparison]
-        typer.echo(json.dumps(rows, indent=1))
+        typer.echo(json.dumps(compared.to_json(), indent=1))
     else:
-        several = compare.clients_comparison_table(comparisons), compare.paired_table(paired, comparisons)
-        tables = (compare.comparison_table(comparisons), *several)
-        Terminal().print_tables(table for table in tables if table.rows)
+        Terminal().print_tables(compared.tables)
     if plot is not None:
-        typer.echo(f"drawn: {compare.draw_comparison(comparisons, plot, metric, kind)}", err=as_json)
+        typer.echo(f"drawn: {compared.save(plot)}", err=as_json)
 
 
 def export_command(

@@ -149,12 +149,8 @@ def demo_command(
             _run(experiment, folder, again)
     from polyfed.reporting.progress import summary_of
 
-    typer.echo(f"The server alone: {summary_of(alone).verdict}")
-    terminal().print(summary_of(federation))
-    configs = " and ".join(f"polyfed run {shlex.quote(str(run / 'config.yaml'))}" for run in (federation, alone))
-    typer.echo(f"One seed proves nothing; five of each, for polyfed compare: {configs}, both with --seeds 1,2,3,4")
-    typer.echo("Your own images: polyfed init mine.yaml --pairs FOLDER")
-    typer.echo("A longer run: polyfed run scenes-demo")
+    terminal().print(summary_of(federation), crop=False)
+    typer.echo("  polyfed run scenes-demo\n  polyfed init --help")  # a longer run, and one's own data
 
 
 def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:

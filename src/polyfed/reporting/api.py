@@ -1,19 +1,20 @@
-"""``polyfed.run``, ``resume``, ``plot`` and ``report``: runs with their reports, figures and pages."""
+"""``polyfed.run``, ``resume``, ``plot``, ``report`` and ``compare``: runs with their reports, figures and pages."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from polyfed.core.errors import ConfigError, PolyfedError, nearest
 from polyfed.reporting.charts import FigureSheet, sheet_of
+from polyfed.reporting.compare import RunComparison
 from polyfed.reporting.page import Samples, write_html_report, write_report
 from polyfed.reporting.run_figures import metric_charts, run_figures
 from polyfed.runs.events import Callback, Event, RunComplete
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.opened import Run, open_run
+from polyfed.runs.opened import Run, as_run, open_run
 from polyfed.runs.records import SERVER
 from polyfed.runs.session import begin_run, continue_run
 
@@ -128,3 +129,21 @@ def plot(run: Run, *names: str) -> FigureSheet:
 def report(run: Run, out: Path | str | None = None) -> Path:
     """Write a run's report as one HTML file, by default ``report.html`` in its folder; returns the path."""
     return write_html_report(run.records, None if out is None else Path(out))
+
+
+def compare(
+    runs: Sequence[Run | Path | str], *, metric: str | None = None, split: str = "test", against: str | None = None
+) -> RunComparison:
+    """Compare runs, seed by seed, as ``polyfed compare`` does.
+
+    Args:
+        runs: Runs or their folders; those that differ only by their seed are taken together.
+        metric: Metric of the server and the clients; by default the main metric of each.
+        split: ``test`` or ``validation``.
+        against: Name or folder of the run that paired differences are against; by default the first.
+
+    Raises:
+        ConfigError: No participant of any run has the metric, the split is unknown, or no run has the name.
+        RunError: A folder is not a run folder.
+    """
+    return RunComparison.of([as_run(run).records for run in runs], metric, split, against)

@@ -6,7 +6,7 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -43,13 +43,8 @@ class Chart(ABC):
 
     @property
     def inches(self) -> tuple[float, float]:
-        """Width and height."""
-        return 5.0, 3.6
-
-    @property
-    def row_names(self) -> Sequence[str]:
-        """Names at the left; adjacent charts with the same names show them once."""
-        return ()
+        """Width and height; a phone shows a chart of this width unreduced."""
+        return 3.8, 3.0
 
     @abstractmethod
     def draw(self, axes: Axes) -> None:
@@ -90,32 +85,26 @@ class FigureSheet:
     def draw(self) -> Figure:
         heights = [max(chart.inches[1] for chart in row) for row in self.rows]
         width = max(sum(chart.inches[0] for chart in row) for row in self.rows)
-        drawing = figures.empty_figure(width, sum(heights) + 0.4, self.title)
+        drawing = figures.empty_figure(width, sum(heights) + 0.4 * bool(self.title), self.title)
         parts = drawing.subfigures(len(self.rows), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, row in zip(parts, self.rows, strict=True):
             widths = [chart.inches[0] for chart in row]
             unused = width - sum(widths)  # the charts of a short row are as wide as those above
             ratios = [*widths, unused] if unused > 0.5 else widths
-            names: Sequence[str] = ()
             beside = part.subplots(1, len(ratios), width_ratios=ratios, squeeze=False)[0]
             for axes, chart in zip(beside, row, strict=False):
                 axes.set_title(wrapped(chart.title, chart.inches[0]))
                 chart.draw(axes)
-                if names and chart.row_names == names:
-                    axes.tick_params(labelleft=False)
-                names = chart.row_names
             for axes in beside[len(row) :]:
                 axes.set_axis_off()
         return drawing
 
     @cached_property
-    def _drawn(self) -> Figure:
-        return self.draw()
-
-    @cached_property
-    def svg(self) -> str:
-        """SVG for a page; values appear on hovering."""
-        return figures.svg_text(self._drawn, self.title)
+    def svgs(self) -> list[str]:
+        """SVG of each chart, for a page or a notebook that places as many in a row as it has room for; values appear on
+        hovering."""
+        charts = [chart for row in self.rows for chart in row]
+        return [figures.svg_text(FigureSheet("", [[one]]).draw(), f"{self.title}: {one.title}") for one in charts]
 
     @property
     def tables(self) -> list[TextTable]:
@@ -124,10 +113,10 @@ class FigureSheet:
 
     # notebooks prefer HTML; PNG serves those without it, and export to paper
     def _repr_html_(self) -> str:
-        return self.svg
+        return "".join(self.svgs)
 
     def _repr_png_(self) -> bytes:
-        return figures.png_bytes(self._drawn)
+        return figures.png_bytes(self.draw())
 
     def save(self, path: Path | str) -> Path:
         """Write a PNG file, complete or not at all; returns the path."""
@@ -259,7 +248,7 @@ class RoundChart(Chart):
             axes.set_ylim(bottom=0)
         figures.whole_rounds(axes)
         if self.legend:
-            figures.legend_below(axes, columns=4, handles=[entry.handle() for entry in self.legend])
+            figures.legend_below(axes, columns=3, handles=[entry.handle() for entry in self.legend])
         table = self.values_table()
         for number, *cells in table.rows:
             shown = [f"{label}: {cell}" for label, cell in zip(table.columns[1:], cells, strict=True) if cell != "-"]
@@ -329,12 +318,8 @@ class CountMap(Chart):
     @property
     def inches(self) -> tuple[float, float]:
         slanted = 0.055 * max(0, max(map(len, self._below.values()), default=0) - 8)
-        width = min(8.0, 2.5 + 0.5 * len(self.columns)) + _inches_of_names(self.rows)
+        width = min(8.0, 2.2 + 0.35 * len(self.columns)) + _inches_of_names(self.rows)
         return (width if len(self.columns) <= _NAMED_COLUMNS else 5.0), _inches_high(self.rows) + slanted
-
-    @property
-    def row_names(self) -> Sequence[str]:
-        return self.rows
 
     def draw(self, axes: Axes) -> None:
         low, high = int(self.counts.min()), int(self.counts.max())
@@ -379,20 +364,18 @@ class BarRows(Chart):
         amounts: Heading of a row -> text behind the bar.
         unit: Unit of the lengths, below the axis.
         legend: Its entries.
+        marks: Heading of a row -> value with a dotted line across the row.
     """
 
     rows: Mapping[str, Sequence[BarPart]]
     amounts: Mapping[str, str]
     unit: str = ""
     legend: Sequence[LegendEntry] = ()
+    marks: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def inches(self) -> tuple[float, float]:
-        return 4.0 + _inches_of_names(self.rows), _inches_high(self.rows)
-
-    @property
-    def row_names(self) -> Sequence[str]:
-        return list(self.rows)
+        return 3.8 + _inches_of_names(self.rows), _inches_high(self.rows)
 
     def draw(self, axes: Axes) -> None:
         for index, (name, parts) in enumerate(self.rows.items()):
@@ -406,6 +389,8 @@ class BarRows(Chart):
             right = max([left, *(part.interval[1] for part in parts if part.interval)])
             offset: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
             axes.annotate(self.amounts[name], (right, index), **offset)
+            if name in self.marks:
+                axes.vlines(self.marks[name], index - 0.5, index + 0.5, colors=chart_colour(2), linestyles="dotted")
         axes.margins(x=0.35)  # room for the amounts
         axes.set_xlim(left=0)
         axes.set_xlabel(self.unit)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyfed.core.errors import ConfigError, nearest
-from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, whole_rounds
+from polyfed.core.extras import brought_by
+from polyfed.reporting.figures import COLOURS, figure_grid, legend_below, save, styled, svg_text, whole_rounds
 from polyfed.reporting.metrics import EVALUATIONS, judged_by, main_metric
+from polyfed.reporting.page import page_templates
 from polyfed.reporting.statistics import FEWEST_SEEDS, PairedSample, finite_mean, spread_of, values_by_round
 from polyfed.reporting.summary import RunSummary
 from polyfed.reporting.tables import MIB, Cell, TextTable, format_number, span_of
 from polyfed.runs.records import SERVER, RunRecords
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LABELS = (("run", "seed"), ("name",), ("description",))  # settings in which runs of one configuration may differ
 _OF_CLIENTS = ("worst", "disparity")
@@ -67,38 +73,237 @@ class Comparison:
         return [run.chosen.number for run in self.runs if any(run.metric_names(SERVER, split) for split in EVALUATIONS)]
 
 
-def compare(runs: Sequence[RunRecords], metric: str | None = None, split: str = "test") -> list[Comparison]:
-    """One entry per configuration, in order of appearance.
+@dataclass(frozen=True, repr=False)
+class RunComparison:
+    """Runs beside each other, those that differ only by their seed as one; result of ``polyfed.compare``.
 
-    Args:
-        runs: Records of the runs.
-        metric: Metric of the server and the clients; by default the main metric of each.
+    A notebook shows its tables and its figure, ``print`` its tables.
+
+    Attributes:
+        entries: Configurations, in order of appearance.
+        metric: Metric of the server and the clients; None for the main metric of each.
         split: ``test`` or ``validation``.
-
-    Raises:
-        ConfigError: No participant of any run has the metric, or the split is unknown.
+        reference: Configuration that paired differences are against; None without any run.
     """
-    _require_known(runs, metric, split)
-    alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
-    for run in runs:
-        alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
-    names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
-    return [
-        Comparison(
-            seeds[0][0].name,
-            tuple(run for run, _ in seeds),
-            {name: Spread.of([values.get(name, math.nan) for _, values in seeds]) for name in names},
-        )
-        for seeds in alike.values()
-    ]
 
+    entries: Sequence[Comparison]
+    metric: str | None = None
+    split: str = "test"
+    reference: Comparison | None = None
 
-def _require_known(runs: Sequence[RunRecords], metric: str | None, split: str) -> None:
-    if split not in EVALUATIONS:
-        raise ConfigError(f"--kind {split}: {nearest(split, EVALUATIONS)}")
-    names = [name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)]
-    if metric is not None and metric not in names:
-        raise ConfigError(f"--metric {metric}: no participant has it in these runs; {nearest(metric, set(names))}")
+    @classmethod
+    def of(
+        cls, runs: Sequence[RunRecords], metric: str | None = None, split: str = "test", against: str | None = None
+    ) -> RunComparison:
+        """Comparison of runs.
+
+        Args:
+            runs: Records of the runs.
+            metric: See the attribute.
+            split: See the attribute.
+            against: Name or folder of a run of the reference; None for the first configuration.
+
+        Raises:
+            ConfigError: No participant of any run has the metric, the split is unknown, or no run has the name.
+        """
+        if split not in EVALUATIONS:
+            raise ConfigError(f"'{split}' is not a split of evaluations; {nearest(split, EVALUATIONS)}")
+        known = {name for run in runs for who in (SERVER, *run.clients) for name in run.metric_names(who, split)}
+        if metric is not None and metric not in known:
+            raise ConfigError(f"no participant of these runs has a metric '{metric}'; {nearest(metric, known)}")
+        alike: dict[str, list[tuple[RunRecords, dict[str, float]]]] = {}
+        for run in runs:
+            alike.setdefault(_configuration(run), []).append((run, _compared(run, metric, split)))
+        names = dict.fromkeys(name for seeds in alike.values() for _, values in seeds for name in values)
+        entries = [
+            Comparison(
+                seeds[0][0].name,
+                tuple(run for run, _ in seeds),
+                {name: Spread.of([values.get(name, math.nan) for _, values in seeds]) for name in names},
+            )
+            for seeds in alike.values()
+        ]
+        return cls(entries, metric, split, _named(entries, against) if entries else None)
+
+    # ---- tables
+
+    @property
+    def tables(self) -> list[TextTable]:
+        """All tables that have rows: the runs, their clients, and paired differences."""
+        tables = (self.table, self._clients_table, self._differences_table)
+        return [table for table in tables if table.rows]
+
+    @property
+    def table(self) -> TextTable:
+        """The runs, the highest first metric at the top."""
+        metrics = list(self.entries[0].metrics) if self.entries else []
+        of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
+        names = [name for name in metrics if name not in of_clients]
+        ordered = self._ordered
+        rows: list[dict[str, Cell]] = [
+            {
+                "run": item.label,
+                "seeds": len(item.runs),
+                "round": ", ".join(map(str, item.rounds)) or None,
+                **{name: str(item.metrics[name]) for name in names},
+            }
+            for item in ordered
+        ]
+        measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
+        last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
+        last = last and f" (the last, without validation: {last})"
+        of_round = f" (round {span_of(measured)})" if measured else ""
+        notes = [
+            "± is the standard deviation over runs whose configurations differ only by their seed.",
+            f"Round: of the server's model, the best on validation{last}. "
+            f"Clients: after their own last evaluation{of_round}.",
+        ]
+        if len(self.entries) == 1:
+            run = self.entries[0].runs[0]
+            twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
+            notes.append(f"A single configuration has no counterpart; {': '.join(twin)}.")
+        return TextTable.of("Comparison", rows, notes)
+
+    @property
+    def _clients_table(self) -> TextTable:
+        """Mean, worst client and disparity of each group of several clients, one row per run and group."""
+        rows = [
+            {"run: group": f"{item.label}: {name}", "mean": str(item.metrics[name])}
+            | {extra: str(item.metrics[f"{name} {extra}"]) for extra in _OF_CLIENTS}
+            for item in self._ordered
+            for name in item.metrics
+            if f"{name} {_OF_CLIENTS[0]}" in item.metrics
+        ]
+        notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
+        return TextTable.of("Clients", rows, notes)
+
+    @property
+    def _differences_table(self) -> TextTable:
+        """The differences as a table, one row per configuration and metric."""
+        rows: list[dict[str, Cell]] = [
+            {
+                "run: metric": f"{item.comparison.label}: {item.metric}",
+                "seeds": len(item.by_seed),
+                "mean": f"{item.mean:+.2f}",
+                "std": item.std,
+                "95 % interval": None if math.isnan(item.std) else "{:+.2f} to {:+.2f}".format(*item.interval),
+                "smallest": f"{item.smallest:+.2f}",
+            }
+            for item in self.differences
+        ]
+        shown = {id(part) for item in self.differences for part in (item.comparison, item.reference)}
+        apart = ", ".join(item.label for item in self.entries if id(item) not in shown)
+        fewest = min((len(item.by_seed) for item in self.differences), default=FEWEST_SEEDS)
+        notes = {
+            "Run minus reference of one seed. Interval: Student's t over the differences. Smallest: the lowest.": True,
+            f"No seed, or no metric, in common with the reference: {apart}.": apart,
+            "One common seed has no spread and no interval: at least two are needed.": fewest < 2,
+            f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing.": fewest < FEWEST_SEEDS,
+        }
+        title = f"Paired differences against {self.reference.label if self.reference else ''}"
+        return TextTable.of(title, rows, [note for note, holds in notes.items() if holds])
+
+    @property
+    def _ordered(self) -> list[Comparison]:
+        def rank(item: Comparison) -> float:
+            first = next(iter(item.metrics.values()), Spread(math.nan)).mean
+            return math.inf if math.isnan(first) else -first
+
+        return sorted(self.entries, key=rank)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One plain row per configuration: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
+        the server's models, ``paired_differences`` those against the reference."""
+        return [
+            {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
+            | {name: spread.mean for name, spread in item.metrics.items()}
+            | {f"{name} std": spread.std for name, spread in item.metrics.items()}
+            | {"paired_differences": [one.to_json() for one in self.differences if one.comparison is item]}
+            for item in self.entries
+        ]
+
+    def to_pandas(self, table: Literal["runs", "differences"] = "runs") -> pd.DataFrame:
+        """A pandas frame (extra ``frames``), by default the rows of ``to_json``.
+
+        Args:
+            table: ``runs``, one row per configuration, or ``differences``, one per configuration and metric.
+
+        Raises:
+            ConfigError: The table does not exist, or pandas is not installed.
+        """
+        frames = {
+            "runs": self.to_json(),
+            "differences": [{"run": one.comparison.label, **one.to_json()} for one in self.differences],
+        }
+        if table not in frames:
+            raise ConfigError(f"to_pandas: no table '{table}'; {nearest(table, frames)}")
+        with brought_by("frames"):
+            import pandas as pd
+
+        return pd.DataFrame(frames[table]).drop(columns="paired_differences", errors="ignore")
+
+    # ---- paired differences over common seeds
+
+    @cached_property
+    def differences(self) -> Sequence[PairedDifference]:
+        """Each configuration against the reference, for the server and each group of clients, where they share seeds.
+
+        The server's metric is that of the run's model (``RunRecords.chosen``); a group's is the mean of its clients'
+        last values. Of two runs with one seed the later given counts.
+        """
+        if self.reference is None:
+            return []
+
+        def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
+            seeds = [(run, run.number("seed")) for run in item.runs]
+            return {seed: _judged(run, self.metric, self.split) for run, seed in seeds if seed is not None}
+
+        others, paired = by_seed(self.reference), list[PairedDifference]()
+        for item in (item for item in self.entries if item is not self.reference):
+            differences: dict[str, dict[int, float]] = {}
+            for seed, own in by_seed(item).items():
+                for name, value in own.items():
+                    if math.isfinite(difference := value - others.get(seed, {}).get(name, math.nan)):
+                        differences.setdefault(name, {})[seed] = difference
+            paired += [PairedDifference(seeds, item, self.reference, name) for name, seeds in differences.items()]
+        return paired
+
+    # ---- figure
+
+    @cached_property
+    @styled
+    def figure(self) -> Figure:
+        """The metric by round and by MiB sent, a row for the server and each group of clients.
+
+        Lines are means over seeds, bands one standard deviation; a group's value is the mean of its clients.
+        """
+        rows = _curves(self.entries, self.metric, self.split)
+        sent = [_seeds(map(_mib_sent, item.runs)) for item in self.entries]
+        drawing, axes = figure_grid(max(1, len(rows)), 2)
+        for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
+            _draw_row(left, right, [item.label for item in self.entries], curves, sent)
+            ylabel = f"{participant} {self.split} {name}"
+            left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
+            right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
+            whole_rounds(left)
+        legend_below(axes[0], columns=3)
+        return drawing
+
+    def save(self, path: Path | str) -> Path:
+        """Write the figure as a PNG file, complete or not at all; returns the path."""
+        return save(self.figure, Path(path))
+
+    # ---- what shows it
+
+    def _repr_html_(self) -> str:
+        parts: Any = page_templates().get_template("parts.html.j2").module
+        return f"{parts.tables(self.tables)}{svg_text(self.figure, 'Comparison of runs')}"
+
+    def __repr__(self) -> str:
+        from polyfed.reporting.terminal import Terminal
+
+        Terminal(file=(stream := io.StringIO())).print_tables(self.tables)
+        return stream.getvalue()
 
 
 def _configuration(run: RunRecords) -> str:
@@ -129,92 +334,7 @@ def _judged(run: RunRecords, metric: str | None, split: str) -> dict[str, float]
     return {f"server {server}": run.metrics(SERVER, split).get(server, math.nan), **means}
 
 
-# ---- tables
-
-
-def comparison_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Plain rows for JSON or a data frame: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of
-    the server's models."""
-    return [
-        {"run": item.label, "seeds": len(item.runs), "rounds": item.rounds}
-        | {name: spread.mean for name, spread in item.metrics.items()}
-        | {f"{name} std": spread.std for name, spread in item.metrics.items()}
-        for item in comparisons
-    ]
-
-
-def comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """The comparison as a table, the highest first metric at the top."""
-    metrics = list(comparisons[0].metrics) if comparisons else []
-    of_clients = {f"{name} {extra}" for name in metrics for extra in _OF_CLIENTS}
-    names = [name for name in metrics if name not in of_clients]
-    ordered = _ordered(comparisons)
-    rows: list[dict[str, Cell]] = [
-        {
-            "run": item.label,
-            "seeds": len(item.runs),
-            "round": ", ".join(map(str, item.rounds)) or None,
-            **{name: str(item.metrics[name]) for name in names},
-        }
-        for item in ordered
-    ]
-    measured = [number for item in ordered for run in item.runs for number in run.last_rounds(run.clients)]
-    last = ", ".join(run.name for item in ordered if item.rounds for run in item.runs if not run.chosen.metric)
-    notes = [
-        "± is the standard deviation over runs whose configurations differ only by their seed.",
-        f"Round: of the server's model, the best on validation{last and f' (the last, without validation: {last})'}. "
-        f"Clients: after their own last evaluation{f' (round {span_of(measured)})' if measured else ''}.",
-    ]
-    if len(comparisons) == 1:
-        run = comparisons[0].runs[0]
-        twin = RunSummary(run).baseline(run.folder) or ("give another run", "its twin, or another seed")
-        notes.append(f"A single configuration has no counterpart; {': '.join(twin)}.")
-    return TextTable.of("Comparison", rows, notes)
-
-
-def clients_comparison_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """Mean, worst client and disparity of each group of several clients, one row per run and group."""
-    rows = [
-        {"run: group": f"{item.label}: {name}", "mean": str(item.metrics[name])}
-        | {extra: str(item.metrics[f"{name} {extra}"]) for extra in _OF_CLIENTS}
-        for item in _ordered(comparisons)
-        for name in item.metrics
-        if f"{name} {_OF_CLIENTS[0]}" in item.metrics
-    ]
-    notes = ("Over the clients of a group: mean, worst client, and highest minus lowest value (disparity).",)
-    return TextTable.of("Clients", rows, notes)
-
-
-def _ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    def rank(item: Comparison) -> float:
-        first = next(iter(item.metrics.values()), Spread(math.nan)).mean
-        return math.inf if math.isnan(first) else -first
-
-    return sorted(comparisons, key=rank)
-
-
 # ---- curves
-
-
-@styled
-def draw_comparison(
-    comparisons: Sequence[Comparison], path: Path, metric: str | None = None, split: str = "test"
-) -> Path:
-    """Draw the metric by round and by MiB sent as a PNG, a row for the server and each group of clients.
-
-    Lines are means over seeds, bands one standard deviation; a group's value is the mean of its clients.
-    """
-    rows = _curves(comparisons, metric, split)
-    sent = [_seeds(map(_mib_sent, item.runs)) for item in comparisons]
-    drawing, axes = figure_grid(max(1, len(rows)), 2)
-    for (participant, (name, curves)), left, right in zip(rows.items(), axes[::2], axes[1::2], strict=False):
-        _draw_row(left, right, [item.label for item in comparisons], curves, sent)
-        ylabel = f"{participant} {split} {name}"
-        left.set(title=f"{participant}: by round", xlabel="round", ylabel=ylabel)
-        right.set(title=f"{participant}: by communication", xlabel="MiB sent, both directions", ylabel=ylabel)
-        whole_rounds(left)
-    legend_below(axes[0], columns=3)
-    return save(drawing, path)
 
 
 def _curves(comparisons: Sequence[Comparison], metric: str | None, split: str) -> dict[str, tuple[str, list[_Curve]]]:
@@ -288,78 +408,13 @@ class PairedDifference(PairedSample):
         }
 
 
-def paired_differences(
-    comparisons: Sequence[Comparison], metric: str | None = None, split: str = "test", against: str | None = None
-) -> list[PairedDifference]:
-    """Each configuration against a reference, for the server and each group of clients, where they share seeds.
-
-    The server's metric is that of the run's model (``RunRecords.chosen``); a group's is the mean of its clients' last
-    values. Of two runs with one seed the later given counts.
-
-    Args:
-        comparisons: Result of ``compare``.
-        metric: See ``compare``.
-        split: See ``compare``.
-        against: Name of the reference or of one of its runs; None for the first configuration.
-
-    Raises:
-        ConfigError: No configuration has this name.
-    """
-    if not comparisons:
-        return []
-    reference = _named(comparisons, against)
-
-    def by_seed(item: Comparison) -> dict[int, dict[str, float]]:
-        seeds = [(run, run.number("seed")) for run in item.runs]
-        return {seed: _judged(run, metric, split) for run, seed in seeds if seed is not None}
-
-    others, paired = by_seed(reference), list[PairedDifference]()
-    for item in (item for item in comparisons if item is not reference):
-        differences: dict[str, dict[int, float]] = {}
-        for seed, own in by_seed(item).items():
-            for name, value in own.items():
-                if math.isfinite(difference := value - others.get(seed, {}).get(name, math.nan)):
-                    differences.setdefault(name, {})[seed] = difference
-        paired += [PairedDifference(seeds, item, reference, name) for name, seeds in differences.items()]
-    return paired
-
-
 def _named(comparisons: Sequence[Comparison], name: str | None) -> Comparison:
     if name is None:
         return comparisons[0]
     named = [item for item in comparisons if any(name in (run.name, str(run.folder)) for run in item.runs)]
     if not named:
         names = [run.name for item in comparisons for run in item.runs]
-        raise ConfigError(f"--against {name}: no such run here; {nearest(name, names)}")
+        raise ConfigError(f"no run '{name}' here to compare against; {nearest(name, names)}")
     if len(named) > 1:
-        raise ConfigError(f"--against {name}: {len(named)} configurations have a run of that name; give its folder")
+        raise ConfigError(f"{len(named)} configurations have a run '{name}' to compare against; give its folder")
     return named[0]
-
-
-def paired_table(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> TextTable:
-    """The differences as a table, one row per configuration and metric."""
-    against = differences[0].reference.label if differences else ""
-    rows: list[dict[str, Cell]] = [
-        {
-            "run: metric": f"{item.comparison.label}: {item.metric}",
-            "seeds": len(item.by_seed),
-            "mean": f"{item.mean:+.2f}",
-            "std": item.std,
-            "95 % interval": None if math.isnan(item.std) else "{:+.2f} to {:+.2f}".format(*item.interval),
-            "smallest": f"{item.smallest:+.2f}",
-        }
-        for item in differences
-    ]
-    return TextTable.of(f"Paired differences against {against}", rows, tuple(_notes(differences, comparisons)))
-
-
-def _notes(differences: Sequence[PairedDifference], comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield "Run minus reference with the same seed; interval: Student's t over these differences; smallest: the lowest."
-    shown = {id(part) for item in differences for part in (item.comparison, item.reference)}
-    if apart := [item.label for item in comparisons if id(item) not in shown]:
-        yield f"No seed, or no metric, in common with the reference: {', '.join(apart)}."
-    fewest = min((len(item.by_seed) for item in differences), default=FEWEST_SEEDS)
-    if fewest < 2:
-        yield "One common seed has no spread and no interval: at least two are needed."
-    if fewest < FEWEST_SEEDS:
-        yield f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing."

@@ -59,11 +59,6 @@ class Recall:
         return f"{self.direction} R@{self.cutoff}{f' ({self.protocol})' if self.protocol else ''}"
 
     @property
-    def is_shown(self) -> bool:
-        """True for the few recalls of a summary."""
-        return self.cutoff in (1, 10) and not self.protocol
-
-    @property
     def chance(self) -> float:
         return chance_recall(self.gallery, self.positives, self.cutoff)
 

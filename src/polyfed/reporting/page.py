@@ -84,16 +84,15 @@ def write_report(records: RunRecords) -> Path:
     seconds = sum(records.seconds.values())
     took = f" in {duration(seconds)}" if seconds else ""
     summary = RunSummary(records)
-    missing = summary.baseline()
-    shown = (summary.site_table, *tables(records), *recorded_accounts(records.folder))
+    shown = (summary.results_table, *tables(records), *recorded_accounts(records.folder))
     text = (
         markdown_templates()
         .get_template("report.md.j2")
         .render(
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
-            chart=(records.folder / "plots" / "sites.png").is_file(),
-            baseline=Markup(plain(missing[1])) if missing else "",  # code, which knows no escapes
+            chart=(records.folder / "plots" / "beside.png").is_file(),
+            steps=[Markup(plain(command)) for _, command in summary.next_steps()],  # code, which knows no escapes
             tables=[Markup(table.markdown()) for table in shown if table.rows],
         )
     )
@@ -141,9 +140,10 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
     """
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
-    drawn, gains = [figures[name] for name in figures if name == "sites"], _filled(summary.site_table)
-    content = {"sites": PageSection("sites", "What each site gains", drawn, gains), "sections": sections}
-    return rendered_page("page.html.j2", title=summary.title, head=summary, figures=bool(figures), **content)
+    drawn, results = [figures[name] for name in figures if name == "beside"], _filled(summary.results_table)
+    first = PageSection("beside", "Alone and in the federation", drawn, results)
+    content = {"first": first, "sections": sections, "figures": bool(figures)}
+    return rendered_page("page.html.j2", title=summary.title, head=summary, **content)
 
 
 @functools.cache
@@ -153,7 +153,7 @@ def page_templates() -> Environment:
 
     templates = html_templates()
     # matplotlib escapes text in it
-    templates.filters["svg"] = lambda figure: Markup(figure.svg)
+    templates.filters["svgs"] = lambda figure: map(Markup, figure.svgs)
     templates.filters["numeric"] = _numeric
     return templates
 

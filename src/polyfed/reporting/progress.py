@@ -266,7 +266,7 @@ class LiveProgress(Callback):
             case events.RunComplete(folder):
                 self._live.transient = True
                 self.close()
-                self._console.print(summary_of(folder))
+                self._console.print(summary_of(folder), crop=False)
 
     def happened_at(self, when: float) -> None:
         self._state.happened_at(when)
@@ -349,7 +349,7 @@ class PlainProgress(Callback):
                 self._print("  ".join(self._round_parts(event)))
             case events.RunComplete(folder):
                 self._part = ""
-                self._console.print(summary_of(folder))
+                self._console.print(summary_of(folder), crop=False)
 
     def _goes_on(self, part: str, done: int = 0, total: int = 0) -> None:
         self._far = f": {done:,} of {total:,}" if total else ""

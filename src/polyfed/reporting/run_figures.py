@@ -1,7 +1,7 @@
 """Figures of a run, for its report and, as PNG files, for ``plots/`` in its folder: eight kinds of charts.
 
 By round: recalls of the server, its other metrics, values that the method recorded, metrics of clients, and bytes. By
-name: gains of sites, items by class, and sizes of the clients' data.
+name: the federation beside training alone, items by class, and sizes of the clients' data.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from polyfed.reporting.charts import (
 from polyfed.reporting.figures import COLOURS
 from polyfed.reporting.metrics import Recall, chance_of, find_recalls, main_metric, recalls_and_others
 from polyfed.reporting.statistics import finite_mean, finite_values, values_by_round
-from polyfed.reporting.summary import RunSummary, SiteResult
+from polyfed.reporting.summary import PairedResult, RunSummary
 from polyfed.reporting.tables import MIB, count, format_number
 from polyfed.runs.records import SERVER, RunRecords
 
 _THIN_LINES = 20  # clients up to which each has its own line
 _DASHES = {"test": "solid", "validation": "dashed", "chance": "dotted"}
 _MOST_BARS = 60  # clients of a group up to which each has its own bar
+_MOST_BELOW = 8  # classes of a map up to which their names stand below it, where clients are fewer
 _MOST_COLUMNS = 200  # classes of a map
 
 
@@ -47,7 +48,7 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
     }
     traffic = stacked_chart(f"Sent per round (total {records.total_bytes() / MIB:,.1f} MiB)", "MiB", sent)
     sheets = {
-        "sites": sheet_of(f"{records.name}: sites", site_bars(RunSummary(records).sites)),
+        "beside": sheet_of(f"{records.name}: alone and in the federation", paired_bars(RunSummary(records).results)),
         "server": sheet_of(f"{records.name}: server", _informative(server_charts(records))),
         "recorded": sheet_of(f"{records.name}: recorded by the method", _informative(recorded_charts(records))),
         "clients": sheet_of(f"{records.name}: clients, test", _informative(client_charts(records))),
@@ -66,21 +67,22 @@ def _informative(charts: Sequence[RoundChart]) -> list[RoundChart]:
     ]
 
 
-# ---- sites
+# ---- alone and in the federation
 
 
-def site_bars(results: Sequence[SiteResult]) -> list[BarRows]:
-    """Each site alone and in the federation, in percent of the metric's maximum, with 95 % intervals."""
-    rows, amounts = dict[str, list[BarPart]](), dict[str, str]()
+def paired_bars(results: Sequence[PairedResult]) -> list[BarRows]:
+    """Each site, or the clients and the server, alone and in the federation, with 95 % intervals and chance."""
+    rows, marks = dict[str, list[BarPart]](), dict[str, float]()
     for one in results[: _MOST_BARS // 2]:
-        for colour, (how, figure) in enumerate({"alone": one.alone, "federated": one.federated}.items()):
+        for colour, (how, figure) in enumerate({"alone": one.alone, "federation": one.federated}.items()):
             if figure and figure.scale > 0:
-                name, share = f"{one.site} {how}", 100 / figure.scale
-                interval = figure.interval and (share * figure.interval[0], share * figure.interval[1])
-                amounts[name] = format_number(share * figure.value)
-                rows[name] = [BarPart(share * figure.value, amounts[name], colour, interval=interval)]
-    title = ", ".join(dict.fromkeys(one.known.label for one in results))
-    return [BarRows(title, rows, amounts, "% of what can be reached, 95 % intervals")] if rows else []
+                name = f"{one.whose}, {how}"
+                marks |= {name: figure.chance} if figure.chance > 0 else {}
+                rows[name] = [BarPart(figure.value, format_number(figure.value, 1), colour, interval=figure.interval)]
+    names = " or ".join(dict.fromkeys(one.known.metric for one in results))
+    legend = [LegendEntry("95 % interval", 7), LegendEntry("chance", 2, "dotted")][: 2 if marks else 1]
+    amounts = {name: f"{part.label} %" for name, (part,) in rows.items()}
+    return [BarRows(f"{names} in %", rows, amounts, "", legend, marks)] if rows else []
 
 
 # ---- learning curves
@@ -240,6 +242,8 @@ def _class_map(group: str, held: run_tables.Holdings) -> CountMap:
     counts = np.array([[(holding.labels or {}).get(name, 0) for name in shown] for holding in held.values()])
     note = f"The first {len(shown)} of {len(names)} classes." if len(shown) < len(names) else ""
     columns = run_tables.short_names(shown, held)
+    if max(_MOST_BELOW, len(held)) < len(shown) <= _MOST_BARS:  # names of classes at the left leave a map narrow
+        return CountMap(f"{group}: items by class", columns, counts.T, "client", list(held), "items", note)
     return CountMap(f"{group}: items by class", list(held), counts, "class", columns, "items", note)
 
 

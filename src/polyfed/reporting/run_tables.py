@@ -24,7 +24,7 @@ from polyfed.reporting.metrics import (
     teaching,
 )
 from polyfed.reporting.statistics import finite_mean
-from polyfed.reporting.summary import component_name, setting
+from polyfed.reporting.summary import RunSummary, component_name, setting
 from polyfed.reporting.tables import Cell, TextTable, byte_size, count, format_number, mib
 from polyfed.runs.events import Incident
 from polyfed.runs.folder import ACCOUNTS
@@ -290,8 +290,10 @@ def clients_page_table(records: RunRecords) -> TextTable:
     """Task, data, metrics, bytes and exclusions of each client; columns without content are left out."""
     descriptions, excluded = client_descriptions(records), records.excluded()
     groups = {client: group for group, members in records.groups.items() for client in members}
+    summary = RunSummary(records)
+    results = {name: summary.of_clients(name, [name]) for name in records.clients}
     # groups with different tasks have different metrics: each gets a column, with dashes for the others
-    mains = dict.fromkeys(main_metric(records, members) for members in records.groups.values())
+    mains = dict.fromkeys(one.known.metric for results_of in results.values() for one in results_of)
     measured = {name: max(records.series(name, main_metric(records, [name])), default=None) for name in records.clients}
     # steps of evaluation and setup have a colon in their names and are not answers
     answers = {(one.client, one.round) for one in records.transfers if one.direction == "up" and ":" not in one.step}
@@ -300,11 +302,16 @@ def clients_page_table(records: RunRecords) -> TextTable:
     for name in records.clients:
         holding, last, events = records.holdings.get(name), records.last(name), _of(excluded, name)
         row: dict[str, Cell] = {"client": name, "group": groups.get(name, "")}
-        row |= {label: descriptions[name].get(label, "") for label in ("task", "modalities", "architecture")}
-        row |= {label: getattr(holding, label, None) for label in ("items", "samples")}
-        row |= {metric: last.get(metric, math.nan) for metric in (*filter(None, mains), "loss")}
+        row |= dict.fromkeys((*mains, "alone", "gain", "chance"))
+        for one in results[name]:
+            mine, alone = (one.alone, None) if summary.is_alone else (one.federated, one.alone)
+            row |= {one.known.metric: mine.value if mine else None, "alone": alone.value if alone else None}
+            row |= {"gain": one.gain if alone else None, "chance": one.known.chance}
+        row |= {"loss": last.get("loss", math.nan)}
         # clients are measured in the rounds they take part in, so metrics in a row may be of different rounds
         row |= {"measured in": measured[name]} if len({*measured.values()}) > 1 else {}
+        row |= {label: descriptions[name].get(label, "") for label in ("task", "modalities", "architecture")}
+        row |= {label: getattr(holding, label, None) for label in ("items", "samples")}
         if records.transfers:
             own = sent.get(name, Counter())
             row |= {"rounds": rounds[name]}
@@ -313,7 +320,9 @@ def clients_page_table(records: RunRecords) -> TextTable:
             reason = f"round {events[-1].round}: {events[-1].reason}" if events else ""
             row |= {"excluded": len(events), "last reason": reason}
         rows.append(row)
-    note = "Metrics are of each client's own last evaluation on its test samples, in the round it was measured in."
+    note = "Metrics are of each client's own last evaluation on its test samples, in percent where they have a maximum."
+    if not any(results.values()):
+        note = "Clients were not evaluated (run.evaluate_clients)."
     return TextTable.of("Clients", rows, (note,), drop_empty=True)
 
 

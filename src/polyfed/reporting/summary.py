@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polyfed.core.distributions import share_interval
 from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.untrusted import file_json
-from polyfed.reporting.metrics import (
-    Recall,
-    chance_of,
-    common_chance,
-    find_recalls,
-    judged_by,
-    main_metric,
-    scale_of,
-    teaching,
-)
+from polyfed.reporting.metrics import Recall, chance_of, common_chance, find_recalls, main_metric, scale_of, teaching
 from polyfed.reporting.statistics import finite_mean
 from polyfed.reporting.tables import Cell, TextTable, byte_size, count, duration, format_number, mib, span_of
 from polyfed.runs.config_files import start_of
 from polyfed.runs.events import Metrics
 from polyfed.runs.folder import chosen_model, saved_models
 from polyfed.runs.opened import open_run
-from polyfed.runs.records import SERVER, RunRecords
+from polyfed.runs.records import SERVER, RunRecords, mapping_in
 from polyfed.runs.twins import untouched_server
 
 if TYPE_CHECKING:
@@ -43,25 +34,15 @@ _MOST_ROWS = 8  # of the table
 _MOST_NAMED = 6  # sites in a sentence, separately for those that gain, lose, or neither
 _MOST_ITEMS = 1_000_000  # test items; a figure within the interval of chance over so many is at chance
 _TWINS = {SERVER: "server_only", "clients": "local"}
+_IN_WORDS = {
+    "mean R@1": "puts the right match first in {} of searches",
+    "accuracy": "is right in {} of cases",
+    "dice": "finds outlines that overlap the true ones by {}",
+}
 _SHARED = {
     "server_only": ("data", "public", "server"),
     "local": ("data", "public", "clients"),
 }  # sections that a run shares with its twin
-
-
-class Card(NamedTuple):
-    """One metric with its context."""
-
-    label: str
-    value: str
-    chance: str = "-"
-    round: str = "-"  # round of the server's model, or of the clients' last evaluations ("2 to 5")
-    more: str = ""
-
-    @property
-    def context(self) -> str:
-        known = {"chance ": self.chance, "round ": self.round, "": self.more or "-"}
-        return " · ".join(f"{name}{text}" for name, text in known.items() if text != "-")
 
 
 class Completion(NamedTuple):
@@ -81,12 +62,11 @@ class Headline:
         metric: Name of the metric.
         value: Value of the run's model, or the mean over clients with the metric.
         chance: Value of guessing, NaN if unknown.
-        meaning: Clause with ``{}`` for the value.
+        meaning: The metric and whose it is, as the subject of a sentence.
         trials: Test items, never their captions, that the value is a share of, NaN if unknown; for a mean over
             clients the number of items with the same deviation.
         kept: Interval over test items from the evaluation; None without one.
         scale: Maximum of the value, for a sum of recalls as many times 100 as it sums; NaN if unknown.
-        example: Sentence on one recall of a sum.
     """
 
     participant: str
@@ -97,16 +77,30 @@ class Headline:
     trials: float = math.nan
     kept: tuple[float, float] | None = None
     scale: float = 100.0
-    example: str = ""
-
-    @property
-    def label(self) -> str:
-        """The metric, with its maximum if that exceeds 100."""
-        return _label(self.metric) + (f" (of {count(self.scale)})" if self.scale > 100 else "")
 
     @property
     def unit(self) -> str:
-        return " %" if self.scale == 100 else ""
+        return " %" if self.scale == 100 else f" of {count(self.scale)}" if self.scale > 100 else ""
+
+    @property
+    def share(self) -> Headline:
+        """The same in percent of its maximum: of a sum of recalls their mean."""
+        if not self.scale > 100:
+            return self
+        unit, name = 100 / self.scale, self.metric.replace("r1_sum", "mean R@1")
+        kept = self.kept and (unit * self.kept[0], unit * self.kept[1])
+        value, chance = unit * self.value, unit * self.chance
+        return replace(self, metric=name, value=value, chance=chance, kept=kept, scale=100.0)
+
+    @property
+    def in_words(self) -> str:
+        """Clause in plain English, without its subject."""
+        words = next((words for name, words in _IN_WORDS.items() if self.metric.endswith(name)), "")
+        return (words or f"reaches {{}} ({_label(self.metric)})").replace("{}", self.amount)
+
+    @property
+    def amount(self) -> str:
+        return f"{format_number(self.value, 1)}{self.unit}"
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -133,13 +127,21 @@ class Headline:
         return (self.interval[0] if self.interval else self.value) > self.chance
 
 
-class SiteResult(NamedTuple):
-    """A metric of a site, or of the server, alone and in the federation; ``known`` is the latter if it exists."""
+class PairedResult(NamedTuple):
+    """A metric of a site, the server or the clients, alone and in the federation, in percent where it has a maximum;
+    ``known`` is the latter if it exists."""
 
-    site: str
+    whose: str
     known: Headline
     alone: Headline | None
     federated: Headline | None
+
+    @classmethod
+    def of(cls, whose: str, alone: Headline | None, federated: Headline | None) -> list[PairedResult]:
+        """The result; none if there is neither."""
+        known = federated or alone
+        pair = [each.share if each and known and each.metric == known.metric else None for each in (alone, federated)]
+        return [cls(whose, known.share, *pair)] if known else []
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -147,12 +149,20 @@ class SiteResult(NamedTuple):
         return self.federated.gain_interval(self.alone) if self.alone and self.federated else None
 
     @property
+    def difference(self) -> float:
+        """Gain in points; NaN if one of the two is missing."""
+        return self.federated.value - self.alone.value if self.alone and self.federated else math.nan
+
+    @property
     def gain(self) -> str:
         """Gain in points with its interval, as far as known."""
-        if not (self.alone and self.federated):
-            return "-"
         interval = " ({:.1f} to {:.1f})".format(*self.interval) if self.interval else ""
-        return f"{self.federated.value - self.alone.value:+.1f}{interval}"
+        return "-" if math.isnan(self.difference) else f"{self.difference:+.1f}{interval}"
+
+    @property
+    def outcome(self) -> str:
+        low, high = self.interval or (-math.inf, math.inf)
+        return "a gain" if low > 0 else "a loss" if high < 0 else "no clear difference"
 
 
 @dataclass(frozen=True)
@@ -173,18 +183,10 @@ class RunSummary:
         records, metrics = self.records, self.records.metrics(SERVER)
         if (metric := main_metric(records, [SERVER])) not in metrics:
             return self.clients_headline
-        recall, is_sum, example = _recall_of(metric, metrics), metric.endswith("r1_sum"), ""
         most, items = _maximum(metric, metrics), _items(metric, metrics)
-        unit = f" of {count(most)}" if is_sum else " %" if most == 100 else ""
-        meaning = f"The server's {_label(metric)} is {{}}{unit}"
-        if recall is not None:
-            source, _, target = recall.direction.partition(" to ")
-            first = f"the first {recall.cutoff} of {count(recall.gallery)}"
-            words = f"The server finds the {target} of a {source} among {first} in {{}} % of cases"
-            example = f" {words}.".replace("{}", format_number(recall.value)) if is_sum else ""
-            meaning = meaning if is_sum else words
+        meaning = f"The server's {_label(metric)}"
         value, kept = metrics[metric], records.interval(SERVER, metric)
-        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, most, example)
+        return Headline(SERVER, metric, value, chance_of(metric, metrics), meaning, items, kept, most)
 
     @cached_property
     def clients_headline(self) -> Headline | None:
@@ -195,88 +197,130 @@ class RunSummary:
         if not (measured := self._measured(clients, metric)):
             return None
         several, most = len(measured) > 1, _maximum(metric, measured[0])
-        unit = " %" if most == 100 else f" of {count(most)} %"
         whose = f"the {len(measured)} clients that have it" if several else "the one client that has it"
-        meaning = f"The {'mean ' if several else ''}{metric} of {whose} is {{}}{unit}"
+        meaning = f"The {'mean ' if several else ''}{_label(metric)} of {whose}"
         value, chance = finite_mean(metrics[metric] for metrics in measured), common_chance(metric, measured)
-        return Headline("clients", metric, value, chance, meaning, self._common_trials({*clients}, metric), scale=most)
+        return Headline("clients", metric, value, chance, meaning, self._common_trials(clients, metric), scale=most)
 
     def _measured(self, participants: Sequence[str], metric: str) -> list[Metrics]:
         """Last metrics of the participants with a finite value of one."""
         last = map(self.records.last, participants)
         return [metrics for metrics in last if math.isfinite(metrics.get(metric, math.nan))]
 
-    def _common_trials(self, among: Set[str], metric: str) -> float:
+    def _common_trials(self, among: Sequence[str], metric: str) -> float:
         """Items of one client whose share deviates as much as the mean of the clients' shares.
 
         Clients of a source's split that is not dealt out share their test items, which count once.
         """
-        tested: dict[str, list[float]] = {}
-        for group, clients in self.records.groups.items():
-            settings = self.records.section("clients").get(group) or {}
-            is_shared = settings.get("test_split") is not None and settings.get("test") == "all"
-            split = f"{settings.get('source')} {settings.get('test_split')}"
-            for client in clients:
-                if client in among and (measured := self._measured([client], metric)):
-                    tested.setdefault(split if is_shared else client, []).append(_items(metric, *measured))
+        tested, holdings = dict[str, list[float]](), self.records.holdings
+        for client in among:
+            group = self.records.section("clients").get(holdings[client].group if client in holdings else "clients")
+            source, split, test = (setting(group, key) for key in ("source", "test_split", "test"))
+            if measured := self._measured([client], metric):
+                place = f"{source} {split}" if split is not None and test == "all" else client
+                tested.setdefault(place, []).append(_items(metric, *measured))
         if not (clients_tested := sum(map(len, tested.values()))):
             return math.nan
         return 1 / sum((len(items) / clients_tested) ** 2 / max(items) for items in tested.values())
 
-    # ---- by site
+    # ---- alone and in the federation
 
     @cached_property
-    def sites(self) -> Sequence[SiteResult]:
-        """Each client alone and in the federation after its own last evaluation, then the server; empty unless the
-        clients are named sites."""
-        records, best, results = self.records, self.headline, list[SiteResult]()
-        for site in records.clients if records.site_names else ():
-            metric = main_metric(records, [site])
-            alone, federated = (each._headline_of([site], metric) if each else None for each in self._pair)
-            if known := federated or alone:
-                results.append(SiteResult(site, known, alone, federated))
-        if results and best and best.participant == SERVER:
-            twin = self._twin(SERVER)
-            results.append(SiteResult(SERVER, best, twin.headline if twin else None, best))
-        return results
+    def results(self) -> Sequence[PairedResult]:
+        """Each named site, else each group of clients, alone and in the federation; then the server."""
+        records = self.records
+        results = [one for site in records.site_names for one in self.of_clients(site, [site])]
+        for group, members in records.groups.items() if not results else ():
+            results += self.of_clients(group, members)
+        of_server = [each.headline if each else None for each in self._pairs[SERVER]]
+        alone, federated = (each if each and each.participant == SERVER else None for each in of_server)
+        return results + PairedResult.of(SERVER, alone, federated)
+
+    def of_clients(self, whose: str, clients: Sequence[str]) -> list[PairedResult]:
+        """Result of one client, or the mean of several, after their own last evaluations; none if not evaluated."""
+        metric = main_metric(self.records, clients)
+        measured = len(self._measured(clients, metric))
+        pair = (each._headline_of(clients, metric) if each else None for each in self._pairs["clients"])
+        return PairedResult.of(f"{whose}, mean of {measured}" if measured > 1 else whose, *pair)
+
+    @cached_property
+    def by_site(self) -> bool:
+        """True if the results are those of named sites."""
+        return any(one.whose in self.records.site_names for one in self.results)
 
     @property
-    def site_table(self) -> TextTable:
-        """Gain of each site and of the server; a common metric is the heading. Without named sites it has no rows."""
-        labels = {one.known.label for one in self.sites}
-        is_mixed = len(labels) > 1
+    def results_table(self) -> TextTable:
+        """The results in numbers."""
         rows: list[dict[str, Cell]] = [
             {
-                "site: metric" if is_mixed else "".join(labels): f"{one.site}: {one.known.label}" * is_mixed
-                or one.site,
+                "": f"{one.whose}: {_label(one.known.metric)}",
                 "alone": one.alone.value if one.alone else None,
-                "federated": one.federated.value if one.federated else None,
+                "federation": one.federated.value if one.federated else None,
                 "gain (95 %)": one.gain,
                 "chance": one.known.chance,
-                "tested": count(round(one.known.trials, 6)),
+                "tested": format_number(one.known.trials, 0),
             }
-            for one in self.sites
+            for one in self.results
         ]
-        rounds = dict.fromkeys(span_of(each.records.last_rounds(self.records.clients)) for each in self._pair if each)
-        note = f"Percent, after each site's last evaluation (round {' and '.join(rounds)})."
-        return TextTable.of("Each site alone and in the federation", rows, (note,))
+        pair = filter(None, self._pairs["clients"])
+        rounds = dict.fromkeys(span_of(each.records.last_rounds(self.records.clients)) for each in pair)
+        last = f"Clients: after their own last evaluation (round {' and '.join(rounds)})"
+        alone, _ = self._pairs[SERVER]
+        server = f"Server: {self.records.chosen}"
+        server += f"; alone: round {alone.records.chosen.number}" if alone and alone is not self else ""
+        has = {"Percent": True, server: self.records.metric_names(SERVER), last: rounds.keys() != {"-"}}
+        note = ". ".join(part for part, is_shown in has.items() if is_shown)
+        return TextTable.of("Alone and in the federation", rows, (f"{note}.",))
 
     @cached_property
-    def _pair(self) -> Sequence[RunSummary | None]:
-        """Training alone, and the federation: one is this run, the other its finished twin or None."""
-        pair = [self._twin("clients"), self]
-        return pair[::-1] if _algorithm(self.records) == _TWINS["clients"] else pair
+    def _pairs(self) -> Mapping[str, Sequence[RunSummary | None]]:
+        """Training alone, and the federation, for the server and for clients: one is this run, the other its finished
+        twin or None."""
+        pairs = {}
+        for whose, alone in _TWINS.items():
+            twin = finished_twin(self.records, alone)
+            pair = [RunSummary(twin) if twin else None, self]
+            pairs[whose] = pair[::-1] if _algorithm(self.records) == alone else pair
+        return pairs
 
-    def _twin(self, whose: str) -> RunSummary | None:
-        twin = finished_twin(self.records, _TWINS[whose])
-        return RunSummary(twin) if twin else None
+    @property
+    def is_alone(self) -> bool:
+        return _algorithm(self.records) in _TWINS.values()
 
     # ---- sentences
 
     @property
     def sentences(self) -> Sequence[str]:
-        """Result in sentences: gains of sites, the verdict, and gains over training alone."""
-        return [*_gains_in_words(self.sites), self.verdict, *self.gains]
+        """Result in sentences: in short, the verdict, and the gain over the untouched encoders."""
+        return [*filter(None, [self.in_short, self.verdict, self.gain_over_untouched])]
+
+    @property
+    def in_short(self) -> str:
+        """One sentence without terms of the field: who trained, what taking part brings, and how sure that is."""
+        records, results, number = self.records, self.results, len(self.records.clients)
+        names = [*records.site_names][: _MOST_NAMED + 1]
+        who = f"{number} client{'s' * (number != 1)}{' and a server' if records.section('server') else ''}"
+        who = f"{', '.join(names[:-1])} and {names[-1]}" if 1 < len(names) <= _MOST_NAMED else who
+        is_local = _algorithm(records) == _TWINS["clients"]
+        how = "trained, each alone" if is_local else "trained together without sharing their data"
+        opening = f"{who} {how}: " if number else "Without clients, "
+        unknown = "; what training together brings is not measured yet" if self.baseline() else ""
+        if not results:
+            return f"{opening}nothing was measured."
+        if self.by_site:
+            return f"{opening}{_gains_in_words(results) or f'each has its own result{unknown}'}."
+        one = next((each for each in results[::-1] if each.gain != "-"), results[-1])
+        known = one.alone if self.is_alone and one.alone else one.known
+        group = f" of {one.whose.partition(',')[0]}" * (len(records.groups) > 1)
+        others = [f"{one.alone.amount} alone"] if one.alone and known is not one.alone else []
+        others += [f"{format_number(known.chance, 1)}{known.unit} by guessing"] if known.chance > 0 else []
+        text = f"{opening}{'the server' if one.whose == SERVER else f'a client{group}, on average,'} {known.in_words}"
+        text += f", against {' and '.join(others)}" if others else ""
+        if one.gain == "-":
+            is_poor = known.chance > 0 and not known.is_above_chance
+            return f"{text}{', which is no clear difference' * is_poor}{unknown}."
+        sure = ", ".join([f"{one.difference:+.1f} points", *_interval_in_words(one.interval), "one run"])
+        return f"{text}; training together brings {one.outcome} ({sure})."
 
     @property
     def verdict(self) -> str:
@@ -286,7 +330,7 @@ class RunSummary:
         took = f"{records.rounds} rounds" + (f" in {duration(seconds)}" if seconds else "")
         if best is None:
             return f"{records.name} is finished ({took}); it has no metrics."
-        clauses = [best.meaning.replace("{}", format_number(best.value)), *_interval_in_words(best.interval)]
+        clauses = [f"{best.meaning} is {format_number(best.value)}{best.unit}", *_interval_in_words(best.interval)]
         chance = f"chance ({format_number(best.chance)}{best.unit})"
         if best.chance > 0 and not best.is_above_chance:
             clauses.append(f"no better than {chance}")
@@ -294,27 +338,18 @@ class RunSummary:
             times = best.value / best.chance
             clauses.append(f"{times:.{1 if times >= 1.1 else 2}f} times {chance}")
         clauses += [str(records.chosen)] if best.participant == SERVER else []
-        return ", ".join([*clauses, f"after {took}."]) + ("" if self.sites else best.example)
+        return ", ".join([*clauses, f"after {took}."])
 
     @property
-    def gains(self) -> Iterator[str]:
-        """Gain over each finished twin, one sentence each; the sites' twin has its own sentence."""
-        best, records, clients = self.headline, self.records, self.clients_headline
-        if best is None:
-            return
-        server, untouched = best if best.participant == SERVER else None, finished_zero_shot(records)
-        is_alone = _algorithm(records) in _TWINS.values()
-        for words, own, summary in (
-            ("its server alone", server, None if is_alone else self._twin(SERVER)),
-            ("the untouched encoders", server, RunSummary(untouched) if untouched else None),
-            ("training alone", clients, None if is_alone or self.sites else self._pair[0]),
-        ):
-            other = summary and (summary.headline if own is server else summary.clients_headline)
-            if own and summary and other and own.metric == other.metric:
-                subject = "Gain" if own is best else f"Its clients' {own.metric}, {format_number(own.value)}: gain"
-                of_round = f", round {summary.records.chosen.number}" if own is server else ""
-                gain = [f"{own.value - other.value:+.2f}", *_interval_in_words(own.gain_interval(other), "+.1f")]
-                yield f"{subject} over {words} ({format_number(other.value)}{of_round}): {', '.join(gain)}, one seed."
+    def gain_over_untouched(self) -> str:
+        """Gain over the encoders as they came; empty without that twin."""
+        best, untouched = self.headline, finished_zero_shot(self.records)
+        other = RunSummary(untouched).headline if untouched else None
+        if not (untouched and best and other and best.meaning == other.meaning):
+            return ""
+        gain = [f"{best.value - other.value:+.2f}", *_interval_in_words(best.gain_interval(other), "+.1f")]
+        of = f"({format_number(other.value)}, round {untouched.chosen.number})"
+        return f"Gain over the untouched encoders {of}: {', '.join(gain)}, one run."
 
     def baseline(self, folder: Path | None = None) -> tuple[str, str] | None:
         """Missing twin for comparison, in words, and the command that runs it; None if the twin is finished.
@@ -324,14 +359,14 @@ class RunSummary:
         """
         records = self.records
         has_server_only = records.config.get("public") and records.section("server").get("validation_split")
-        by_site = bool(self.sites) and self._pair[0] is None
-        twin = _TWINS[SERVER if has_server_only and not by_site else "clients"]
-        is_alone = _algorithm(records) in _TWINS.values() or records.section("twin")
-        is_out_of_reach = twin == _TWINS["clients"] and not records.section("clients")  # at the sites of a deployment
-        if not records.config or is_alone or is_out_of_reach or self.headline is None or finished_twin(records, twin):
+        by_site = self.by_site and self._pairs["clients"][0] is None
+        whose = SERVER if has_server_only and not by_site else "clients"
+        is_alone = self.is_alone or records.section("twin")
+        is_out_of_reach = whose != SERVER and not records.section("clients")  # at the sites of a deployment
+        if not records.config or is_alone or is_out_of_reach or self.headline is None or all(self._pairs[whose]):
             return None
-        words = "each site alone" if by_site else f"its {'server' if has_server_only else 'clients'} alone"
-        return words, _twin_command(folder or self._named_folder, twin.replace("_", "-"))
+        words = "each site alone" if by_site else f"its {whose} alone"
+        return words, _twin_command(folder or self._named_folder, _TWINS[whose].replace("_", "-"))
 
     @property
     def _named_folder(self) -> Path:
@@ -388,30 +423,24 @@ class RunSummary:
     def __rich__(self) -> RenderableType:
         """At most 30 lines of 80 columns."""
         from rich.console import Group
-        from rich.table import Column, Table
         from rich.text import Text
 
         from polyfed.reporting.terminal import FittedTable
 
-        sentences = [Text(f"warning: {warning}", style="yellow") for warning in self.records.warnings]
+        parts: list[RenderableType] = [Text(f"warning: {warning}", style="yellow") for warning in self.records.warnings]
         first, *others = self.sentences
-        sentences += [Text(first, style="bold"), *map(Text, others)]
-        if missing := self.baseline(self.records.folder):
-            sentences.append(Text(f"Not yet compared with {missing[0]}: {missing[1]}"))
+        parts += [Text(first, style="bold"), *map(Text, others)]
         if advice := self.advice:
-            sentences.append(Text(f"Advice: {advice}"))
-        steps = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 1))
-        for purpose, command in self.next_steps:
-            steps.add_row(Text(purpose, style="dim"), Text(command))
-        return Group(*sentences, FittedTable(self.table), steps)
+            parts.append(Text(f"Advice: {advice}"))
+        shown = [f"Page: {self.records.folder / 'report.html'}", "Next:"]
+        shown += [f"  {command}" for _, command in self.next_steps(self.records.folder)]
+        # a line that was broken would be copied as two commands; ``print`` takes crop=False for it
+        return Group(*parts, FittedTable(self.table), *(Text(line, no_wrap=True, overflow="ignore") for line in shown))
 
     @property
     def table(self) -> TextTable:
-        """Main metrics of the server and of each group of clients, or of each site, in a few lines."""
-        records, table = self.records, self.site_table
-        if not table.rows:
-            rows = [{"": one.label, "value": one.value, "chance": one.chance, "round": one.round} for one in self.cards]
-            table = TextTable.of("", rows)
+        """The main table in a few lines, with the effort."""
+        records, table = self.records, self.results_table
         if len(table.rows) > _MOST_ROWS:
             last = ("... more in the report", *[""] * (len(table.columns) - 1))
             table = replace(table, rows=[*table.rows[: _MOST_ROWS - 1], last])
@@ -420,22 +449,31 @@ class RunSummary:
         note += (f", {duration(seconds)}" if seconds else "") + f"; {records.replies_in_words}"
         return replace(table, title="", notes=(*table.notes, note))
 
-    @property
-    def next_steps(self) -> Sequence[tuple[str, str]]:
-        """Commands for next steps, and the path of the report."""
-        records = self.records
-        folder = shlex.quote(str(records.folder))
-        server, twin = records.section("server"), records.section("twin")
-        has_model = chosen_model(saved_models(records.folder), None) is not None
-        judged = server.get("source") or next(iter(records.section("data").get("sources", {})), "")
-        steps = [("report", f"open {shlex.quote(str(records.folder / 'report.html'))}")]
-        if has_model:
-            steps.append(("evaluate", f"polyfed evaluate {folder} --data {shlex.quote(str(judged))}"))
-        steps.append(("compare", f"polyfed compare {folder} OTHER_RUN"))
+    def next_steps(self, folder: Path | None = None) -> Sequence[tuple[str, str]]:
+        """Purposes and commands of next steps, for the folder where the run was begun.
+
+        Args:
+            folder: See ``baseline``.
+        """
+        records, folder = self.records, folder or self._named_folder
+        run, twin, seed = shlex.quote(str(folder)), records.section("twin"), records.number("seed") or 0
+        steps = [missing] if (missing := self.baseline(folder)) else []
+        if pairs := [pair for pair in self._pairs.values() if all(pair)]:
+            names = [each.records.name for each in pairs[-self.by_site] if each]
+            beside = [folder if name == records.name else folder.parent / name for name in names]
+            steps.append(("both in one table", shlex.join(["polyfed", "compare", *map(str, beside)])))
+            more = ",".join(str(seed + number) for number in range(1, 5))
+            # sites of a deployment, whose clients are not among the settings, refuse other seeds
+            for each in beside if records.section("clients") or not records.clients else ():
+                command = ["polyfed", "run", str(each / "config.yaml"), "--seeds", more]
+                steps.append((f"more seeds of {each.name}, as one proves nothing", shlex.join(command)))
         if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
-            steps.append(("untouched", _twin_command(records.folder, "zero-shot")))
-        if has_model:
-            steps.append(("export", f"polyfed export {folder}"))
+            steps.append(("the untouched encoders", _twin_command(folder, "zero-shot")))
+        if chosen_model(saved_models(records.folder), None) is not None:
+            judged = [records.section("server").get("source"), *records.section("data").get("sources", {}), ""]
+            source = shlex.quote(str(next(one for one in judged if one is not None)))
+            steps.append(("the model on any data", f"polyfed evaluate {run} --data {source}"))
+            steps.append(("the model without polyfed", f"polyfed export {run}"))
         return steps
 
     # ---- head of the page
@@ -447,18 +485,7 @@ class RunSummary:
         Raises:
             RunError: The file is damaged.
         """
-        path = self.records.folder / "environment.json"
-        if not path.exists():
-            return {}
-        try:
-            content = file_json(path.read_text("utf-8"))
-        except ValueError as error:
-            raise RunError(f"environment.json is damaged: {error}; restore {path} or delete it") from error
-        if not isinstance(content, dict):
-            raise RunError(
-                f"environment.json holds a {type(content).__name__}, not an object; restore or delete {path}"
-            )
-        return content
+        return mapping_in(self.records.folder / "environment.json", file_json)
 
     @property
     def title(self) -> str:
@@ -514,37 +541,6 @@ class RunSummary:
         rows = [{"what": str(name), "version or state": str(value)} for name, value in known.items()]
         return TextTable.of("Environment", rows)
 
-    @property
-    def cards(self) -> list[Card]:
-        """The few metrics that matter most, of the server and of each group of clients."""
-        return [*self._server_cards(), *self._group_cards()]
-
-    def _server_cards(self) -> Iterator[Card]:
-        """Recalls and main metric of the server's model, on test data or else on validation data."""
-        records = self.records
-        # a server without test data may still have validation
-        split = "test" if records.metrics(SERVER) else "validation"
-        metrics, main = records.metrics(SERVER, split), main_metric(records, [SERVER], split)
-        of = {one.name: f" of {count(one.gallery)}" for one in find_recalls(metrics) if one.is_shown}
-        for name in [*of, *[main] * (main in metrics and main not in of)]:
-            chance, value = format_number(chance_of(name, metrics)), _value(name, metrics[name], metrics)
-            context = _interval_in_words(records.interval(SERVER, name)) if split == "test" else []
-            label = f"server{'' if split == 'test' else f', {split}'}: {_label(name)}{of.get(name, '')}"
-            yield Card(label, value, chance, str(records.chosen.number), *context)
-
-    def _group_cards(self) -> Iterator[Card]:
-        """Mean of each measured group of clients, and its worst client."""
-        for group, spread in judged_by(self.records)[1].items():
-            if not spread.values:
-                continue
-            name, several = spread.metric, len(spread.values) > 1
-            measured = self._measured(self.records.groups[group], name)
-            chance, worst = format_number(common_chance(name, measured)), format_number(spread.worst)
-            apart = f"worst {worst} ({spread.worst_client}) · disparity {format_number(spread.disparity)}"
-            label = f"{group}{f', mean of {len(spread.values)}' if several else ''}: {_label(name)}"
-            rounds = span_of(self.records.last_rounds(spread.values))
-            yield Card(label, _value(name, spread.mean, measured[0]), chance, rounds, apart if spread.disparity else "")
-
 
 # ---- words
 
@@ -598,27 +594,19 @@ def _twin_command(folder: Path, twin: str) -> str:
     return f"polyfed run {config} --twin {twin} --out {out}"
 
 
-def _gains_in_words(results: Sequence[SiteResult]) -> list[str]:
-    """A sentence on sites that gain by taking part, that lose, and without a clear difference; empty without a twin."""
+def _gains_in_words(results: Sequence[PairedResult]) -> str:
+    """A clause on sites that gain by taking part, that lose, and without a clear difference; empty without a twin."""
     by_outcome: dict[str, list[str]] = {}
     for one in results:
-        if one.gain != "-" and one.site != SERVER:
-            low, high = one.interval or (-math.inf, math.inf)
-            what = "a gain" if low > 0 else "a loss" if high < 0 else "no clear difference"
-            by_outcome.setdefault(what, []).append(f"{one.site} {one.gain}")
+        if one.gain != "-" and one.whose != SERVER:
+            by_outcome.setdefault(one.outcome, []).append(f"{one.whose} {one.gain}")
     number = sum(map(len, by_outcome.values()))
     parts = [
-        f"{what} to {'all' if len(sites) == number else f'{len(sites)} of'} {number} sites: "
+        f"{outcome} to {'all' if len(sites) == number else f'{len(sites)} of'} {number} sites: "
         f"{', '.join(sites[:_MOST_NAMED])}{', ...' * (len(sites) > _MOST_NAMED)}"
-        for what, sites in sorted(by_outcome.items())
+        for outcome, sites in sorted(by_outcome.items())
     ]
-    return [f"Taking part brings {'; '.join(parts)} (points with 95 % intervals, one seed)."] if parts else []
-
-
-def _value(name: str, value: float, metrics: Mapping[str, float]) -> str:
-    """Value in percent; of a sum of recalls with its maximum."""
-    scale = scale_of(name, metrics)
-    return f"{format_number(value)} {'%' if scale == 100 else f'of {count(scale)}'}"
+    return f"taking part brings {'; '.join(parts)} (points with 95 % intervals, one run)" if parts else ""
 
 
 def _label(name: str) -> str:

@@ -46,7 +46,7 @@ class FittedTable:
     table: TextTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(plain(self.table.title), style="bold")
+        yield from [Text(plain(self.table.title), style="bold")] * bool(self.table.title)
         yield from _fitted(self.table, options.max_width) if self.table.rows else ()
         for note in self.table.notes:
             yield Text(plain(note), style="dim")

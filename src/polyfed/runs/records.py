@@ -164,9 +164,9 @@ class RunRecords:
         measurements = _typed(Measured, measured, "measurement")
         transfers = _typed(Transfer, _lines(folder / "ledger.jsonl", warnings), "transfer")
         times = _typed(Timing, _lines(folder / "timing.jsonl", warnings), "timing")
-        clients = _parsed(folder / "partition.json", file_json)
+        clients = mapping_in(folder / "partition.json", file_json)
         entries = ((f"partition.json entry '{client}'", entry) for client, entry in clients.items())
-        config = with_moved(_parsed(folder / "config.yaml", yaml_content), warns=False)
+        config = with_moved(mapping_in(folder / "config.yaml", yaml_content), warns=False)
         privacy = _with_privacy(measurements, config)
         incidents = ((at, _incident(line)) for at, line in history + lines if "event" in line)
         events = _typed(Incident, incidents, "event")
@@ -438,7 +438,12 @@ def _typed(record_class: type[_T], lines: Iterable[tuple[str, _Line]], noun: str
     return tuple(records)
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+def mapping_in(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Content of a file of a run folder; empty without the file.
+
+    Raises:
+        RunError: it is damaged.
+    """
     try:
         content = (parse(path.read_text("utf-8")) or {}) if path.exists() else {}
         if not isinstance(content, dict):
