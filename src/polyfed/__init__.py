@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyfed.data.sources.memory import register_data
     from polyfed.export.model import export_model
     from polyfed.export.programs import load_model
+    from polyfed.lab.studies.opened import open_study
     from polyfed.lab.studies.runner import run_study
     from polyfed.lab.studies.study import Study
     from polyfed.models.encoders.registered import register_module
@@ -43,6 +44,7 @@ __all__ = [
     "export_model",
     "load_model",
     "open_run",
+    "open_study",
     "plot",
     "register_data",
     "register_module",
@@ -61,6 +63,7 @@ _HOMES = {
     "export_model": "polyfed.export.model",
     "load_model": "polyfed.export.programs",
     "open_run": "polyfed.runs.opened",
+    "open_study": "polyfed.lab.studies.opened",
     "plot": "polyfed.reporting.api",
     "register_data": "polyfed.data.sources.memory",
     "register_module": "polyfed.models.encoders.registered",

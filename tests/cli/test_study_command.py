@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+import polyfed
 from lab.studies.conftest import tiny_study
 from paper_studies import STUDIES
 from polyfed.cli.main import main
@@ -23,7 +25,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_study_from_file_to_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_from_file_to_tables_and_frames(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     nowhere = {"data.sources.scenes.columns": {"image": "image", "text": "nowhere"}}  # which only the data show
     rows = {"tiny": {}, "wrong": {"set": nowhere, "main": False}}
     Path("mine.yaml").write_text(yaml.safe_dump(tiny_study(rows=rows, claims={"method": ["tiny > wrong on r1"]})))
@@ -35,8 +42,23 @@ def test_a_study_from_file_to_tables(folder: Path, capsys: pytest.CaptureFixture
     assert "1 cells failed; the same command tries them again" in printed.err
     assert main(["study", "show", "mine-small"]) == 0
     assert "wrong, seed 0" in capsys.readouterr().out
-    assert main(["study", "export", "runs/studies/mine-small"]) == 0
-    assert {path.name for path in Path("runs/studies/mine-small/export").iterdir()} >= {"tables.md", "figures.csv"}
+    assert main(["study", "export", "mine", "--format", "markdown,latex"]) == 0
+    assert {path.name for path in Path("runs/studies/mine-small/export").iterdir()} == {"tables.md", "tables.tex"}
+    named = ["mine.yaml", "mine-small", "runs/studies/mine", folder / "runs" / "studies" / "mine-small"]
+    assert {polyfed.open_study(name).folder.resolve() for name in named} == {folder / "runs" / "studies" / "mine-small"}
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    study = polyfed.open_study(os.path.relpath(folder / "mine.yaml"))
+    assert study.runs["tiny, seed 0"].metrics()["r1_sum"] == study.to_pandas("cells")["r1"].item()
+    assert "<td" in study._repr_html_()
+    monkeypatch.chdir(folder)
+    shutil.copytree("runs/studies/mine-small", "runs/studies/mine-two-small")
+    assert main(["study", "show", "mine"]) == 0
+    assert main(["study", "show", "yours"]) == 2
+    assert "in runs/studies: mine-small, mine-two-small" in capsys.readouterr().err
+    shutil.copytree("runs/studies/mine-small", "runs/studies/mine-paper")
+    assert main(["study", "show", "mine"]) == 2
+    several = "several studies 'mine': runs/studies/mine-paper, runs/studies/mine-small; give one of them"
+    assert several in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

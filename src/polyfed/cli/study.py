@@ -13,9 +13,6 @@ from polyfed.cli.options import AllowCode, AsJson, DataDir, WeightsDir, command_
 if TYPE_CHECKING:
     from polyfed.lab.studies.runner import StudyRun
 
-STUDIES = Path("runs") / "studies"
-"""Folder of studies, next to the cells that they share."""
-
 PAPERS = Path("papers")
 _CLONED = Path(__file__).parents[3] / PAPERS
 
@@ -24,7 +21,11 @@ _SHOWN = 5
 StudyArgument = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of a study (polyfed study list)")]
 StudyFolder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER|NAME", help="folder that polyfed study run printed, or its name in runs/studies"),
+    typer.Argument(
+        metavar="FOLDER|NAME|FILE",
+        help="folder that polyfed study run printed, its name in runs/studies, with or without the scale, or the "
+        "study's file",
+    ),
 ]
 
 
@@ -55,6 +56,7 @@ def study_run(
     study run papers/creamfl/t1.yaml --data-dir data --jobs 2
     """
     from polyfed.lab.studies.cells import Places
+    from polyfed.lab.studies.opened import STUDIES
     from polyfed.lab.studies.runner import run_study, study_display
     from polyfed.lab.studies.study import Study
     from polyfed.lab.studies.study_files import study_name
@@ -101,31 +103,29 @@ def study_list(
 
 def study_show(folder: StudyFolder, allow_code: AllowCode = False) -> None:
     """Print the tables of a study, also of one that another process works on."""
-    from polyfed.lab.studies.results import Results
+    from polyfed.lab.studies.opened import open_study
     from polyfed.lab.studies.tables import study_tables
     from polyfed.reporting.terminal import Terminal
 
-    Terminal().print_tables(study_tables(Results.load(_study_folder(folder), allow_code)))
+    Terminal().print_tables(study_tables(open_study(folder, allow_code=allow_code).results))
 
 
 def study_export(
     folder: StudyFolder,
     *,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="FORMAT,FORMAT,...", help="these of markdown, csv, latex, png and svg")
+    ] = "markdown,csv,latex,png,svg",
     out: Annotated[Path | None, typer.Option(help="folder; by default FOLDER/export")] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Write tables and figures of a study as Markdown, CSV, PNG and SVG."""
-    from polyfed.lab.studies.figures import export_study
-    from polyfed.lab.studies.results import Results
+    """Write tables and figures of a study: Markdown, CSV of means and of seeds, LaTeX (booktabs), PNG, SVG."""
+    from polyfed.lab.studies.exports import export_study
+    from polyfed.lab.studies.opened import open_study
 
-    place = _study_folder(folder)
-    for path in export_study(Results.load(place, allow_code), out or place / "export"):
+    study = open_study(folder, allow_code=allow_code)
+    for path in export_study(study.results, out or study.folder / "export", names_in("--format", formats)):
         typer.echo(f"written: {path}")
-
-
-def _study_folder(folder: Path) -> Path:
-    """The folder, or that of a study by name."""
-    return folder if folder.is_dir() or not (STUDIES / folder).is_dir() else STUDIES / folder
 
 
 def _print(run: StudyRun) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from polyfed.core.errors import RunError
+from polyfed.core.errors import ConfigError, RunError
 from polyfed.lab.studies.cells import Chosen
-from polyfed.lab.studies.figures import draw_study, drawings_of, export_study, figures_csv, markdown_text
+from polyfed.lab.studies.exports import export_study, figures_csv, latex_text, markdown_text, summary_csv
+from polyfed.lab.studies.figures import draw_study, drawings_of
+from polyfed.lab.studies.opened import open_study
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import Drawing, Study
 from polyfed.lab.studies.tables import cell_text, claims_tables, study_tables
@@ -95,7 +97,7 @@ def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is damaged"):
         Results.load(tmp_path)
     with pytest.raises(RunError, match="no study in"):
-        Results.load(tmp_path / "none")
+        open_study(tmp_path / "none")
 
 
 def test_csv_has_a_line_a_seed(loaded: Load) -> None:
@@ -162,9 +164,57 @@ def test_bars_are_sorted_named_and_coloured_and_a_ceiling_does_not_flatten_them(
 
 def test_exports(loaded: Load, tmp_path: Path) -> None:
     own = results(loaded(seeds=3, title="<b>tiny</b>", claims={"method": ["prox > tiny on r1"]}))
+    names = ["tables.md", "summary.csv", "figures.csv", "tables.tex", "figure-1.png", "figure-1.svg"]
     paths = export_study(own, tmp_path / "export")
-    assert {path.name for path in paths} == {"tables.md", "figures.csv", "figure-1.png", "figure-1.svg"}
-    assert all(path.stat().st_size for path in paths)
+    assert [path.name for path in paths if path.stat().st_size] == names
+    assert [path.name for path in export_study(own, tmp_path / "few", ["svg", "csv"])] == [*names[1:3], names[-1]]
+    with pytest.raises(
+        ConfigError, match=r"--format latec: did you mean 'latex'\? valid: csv, latex, markdown, png, svg"
+    ):
+        export_study(own, tmp_path / "none", ["latec"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_latex_table_has_escaped_names_the_best_in_bold_and_differences_of_the_tables(loaded: Load) -> None:
+    rows = {"tiny": {}, "prox": {}, "[10 %]_a": {}, "pooled": {}}
+    own = results(loaded(rows=rows, seeds=3, axes=AXES, title="R&D", claims={"method": ["prox > tiny on r1 at 1"]}))
+    values = {("[10 %]_a", ("1",), "r1"): dict.fromkeys(range(3), -1.0), ("pooled", ("1",), "r1"): {0: 99.0}}
+    lines = latex_text(replace(own, values={**own.values, **values})).splitlines()
+    assert any(line.startswith(r"\caption{R\&D: mean $\pm$") for line in lines)
+    begin = lines.index(r"\begin{tabular}{llrrr}")
+    assert lines[begin + 1 : begin + 8] == [
+        r"\toprule",
+        r" & alpha & r1 & minus tiny & MiB \\",
+        r"\midrule",
+        r"tiny & 1 & 11.00 $\pm$ 1.00 &  & 4.00 $\pm$ 0.00 \\",
+        r"prox & 1 & \textbf{13.00 $\pm$ 2.00} & +2.00 ($-$0.48 to +4.48), undecided & 5.00 $\pm$ 1.41 (2) \\",
+        r"{[}10 \%{]}\_a & 1 & $-$1.00 $\pm$ 0.00 & $-$12.00 ($-$14.48 to $-$9.52) & - \\",
+        r"pooled & 1 & 99.00 (1) & +89.00 & - \\",
+    ]
+
+
+def test_frames_and_the_csv_of_the_summary_have_the_figures_of_the_tables(loaded: Load, tmp_path: Path) -> None:
+    claims = {"method": ["prox > tiny on r1 at 1"], "secondary": ["prox > tiny on r1 at 5"]}
+    twice = Chosen({"rate": 2.0}, {"lr": 0.2}, {"as given": 1.0, "rate x 2": 3.0}, ["rate"])
+    more = {"cells": {"prox, 1, seed 1": "x"}, "chosen": {("prox", ("1",), 0): twice}}
+    own = results(loaded(seeds=5, axes=AXES, claims=claims), **more)
+    own.save(tmp_path)
+    study = open_study(tmp_path)
+    frame = study.to_pandas()
+    line = frame[(frame["row"] == "prox") & (frame["column"] == "r1")].iloc[0]
+    written = next(one for one in csv.DictReader(io.StringIO(summary_csv(own))) if one["row"] == "prox")
+    assert written == {name: "" if value != value else str(value) for name, value in line.items()}
+    reach = 2 * 4.302653 / 3**0.5  # t(2, 0.975) x std / sqrt(3)
+    assert line[["mean", "std", "low", "high"]].tolist() == pytest.approx([13, 2, 13 - reach, 13 + reach])
+    shown = [f"{line['difference']:+.2f}", f"{line['difference low']:+.2f} to {line['difference high']:+.2f}"]
+    assert study_tables(own)[2].rows[0][1:] == [*shown, line["verdict"]]
+    assert line["verdict"] == "undecided (3 of 5 seeds)"
+    assert frame["p"].notna().tolist() == [*[False] * 6, True, False]  # of a judged claim only where it is tested
+    assert study.to_pandas("cells").iloc[0].tolist() == ["prox", "1", 1, 13.0, 6.0, "prox, 1, seed 1"]
+    assert study.to_pandas("tuning").iloc[0].tolist() == ["prox", "1", 0, 2.0, "lr=0.2", 3.0, 2, "rate"]
+    assert study.to_pandas("claims")["about"].tolist() == ["method", "secondary"]
+    with pytest.raises(ConfigError, match="to_pandas: no table 'cell'; did you mean 'cells'"):
+        study.to_pandas("cell")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("column", "interval"), [("MiB", "-"), ("x", "+0.99 to +3.01")])

@@ -53,10 +53,12 @@ def test_it_runs_and_so_does_its_python(shop: Path, capsys: pytest.CaptureFixtur
     measured = {(row, column) for row in study.rows for column in study.columns if done.results.at(row, point, column)}
     assert measured == {*((row, column) for row in study.rows for column in study.columns_of(row))}
     assert study_tables(done.results)
-    column, script = blocks("python")
+    column, script, opened = blocks("python")
     (shop / "mine.yaml").write_text(yaml.safe_dump(study.content(), sort_keys=False))
     exec(script, {})  # of the same cells
     assert float(capsys.readouterr().out) > 0
+    exec(opened, {})
+    assert "server alone" in capsys.readouterr().out
     (shop / "mycolumns.py").write_text(column)
     excluded = ColumnSettings.model_validate({"name": "mycolumns.Excluded"})
     (cell, *_) = Results.load(shop / "runs" / "studies" / "mine").cells.values()

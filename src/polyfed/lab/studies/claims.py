@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,10 +98,11 @@ class Claim:
         return {operand.label for operand in self.operands}
 
     @property
-    def read_at(self) -> str:
-        """Label of the point of evaluation, if the text has none."""
+    def title(self) -> str:
+        """The text, with the point of evaluation if the text has none."""
         given = Claim.parse(self.text).operands
-        return next((own.label for own, written in zip(self.operands, given, strict=True) if not written.label), "")
+        labels = [own.label for own, written in zip(self.operands, given, strict=True) if own.label != written.label]
+        return f"{self.text} ({labels[0]})" if labels else self.text
 
     def at(self, label: str) -> Claim:
         """The claim with a point for operands without one."""
@@ -174,6 +176,7 @@ class Judgement:
         effect: Smallest difference that matters, in the unit of the column.
         comparison: Estimate, interval, p and verdict; None where no seed has both, or a single one.
         why: Reason why nothing is decided before any test.
+        is_judged: False for a difference that is only shown.
     """
 
     claim: Claim
@@ -181,6 +184,7 @@ class Judgement:
     effect: float
     comparison: Comparison | None
     why: str = ""
+    is_judged: bool = True
 
     @property
     def verdict(self) -> Verdict | Literal["not run"]:
@@ -189,13 +193,29 @@ class Judgement:
         return "undecided" if self.why or self.comparison is None else self.comparison.verdict
 
     @property
+    def p(self) -> float:
+        """P-value of the test; NaN of exact figures, and where nothing is decided before any test."""
+        return math.nan if self.comparison is None or self.why or self._is_exact else self.comparison.p
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Interval of the test; NaN of exact figures."""
+        return (math.nan, math.nan) if self.comparison is None or self._is_exact else self.comparison.interval
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.sample is not None and self.sample.is_exact
+
+    @property
     def is_seen(self) -> bool:
         """True if the verdict agrees with the claim."""
         return self.verdict != "not run" and self.claim.is_seen(self.verdict)
 
     @property
     def in_words(self) -> str:
-        """``no difference of 1``, ``undecided (12 seeds would do)``."""
+        """``no difference of 1``, ``undecided (12 seeds would do)``; empty for a claim that is not judged."""
+        if not self.is_judged:
+            return ""
         if self.verdict == "no difference":
             return f"no difference of {self.effect:g}"
         if self.verdict != "undecided":

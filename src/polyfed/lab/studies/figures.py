@@ -1,19 +1,15 @@
-"""Figures and exports of a study: a column against an axis, against other columns, or per row."""
+"""Figures of a study: a column against an axis, against other columns, or per row."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.core.files import write_atomically
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.study import ROUND, AnyDrawing, Drawing, Point, RegimeMap, Study
-from polyfed.lab.studies.tables import SIGNS, ClaimMap, study_tables
+from polyfed.lab.studies.tables import SIGNS, ClaimMap
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.figures import (
     COLOURS,
@@ -22,9 +18,7 @@ from polyfed.reporting.figures import (
     ROLES_IN_WORDS,
     figure_grid,
     legend_below,
-    png_bytes,
     styled,
-    svg_text,
     whole_rounds,
 )
 
@@ -221,33 +215,3 @@ def draw_map(claims: ClaimMap) -> Figure:
     axes.set(xlabel=drawing.x, ylabel=drawing.y or "")
     figure.supxlabel("; ".join(f"{sign}: {verdict}" for verdict, sign in SIGNS.items()), fontsize=8, color=GREY)
     return figure
-
-
-# ---- exports
-
-
-def markdown_text(results: Results) -> str:
-    return "\n".join(table.markdown() for table in study_tables(results))
-
-
-def figures_csv(results: Results) -> str:
-    """A line for each row, point, column and seed."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["row", *results.study.axes, "column", "seed", "value"])
-    for (row, point, column), by_seed in results.values.items():
-        lines.writerows((row, *point, column, seed, value) for seed, value in sorted(by_seed.items()))
-    return text.getvalue()
-
-
-def export_study(results: Results, out: Path) -> list[Path]:
-    """Write tables and figures into a folder; returns the files."""
-    files = {"tables.md": markdown_text(results).encode(), "figures.csv": figures_csv(results).encode()}
-    for number, drawing in enumerate(drawings_of(results.study) if results.values else (), 1):
-        figure = draw_study(results, drawing)
-        files[f"figure-{number}.png"] = png_bytes(figure)
-        files[f"figure-{number}.svg"] = svg_text(figure, results.study.title).encode()
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        write_atomically(out / name, content)
-    return [out / name for name in files]

@@ -17,7 +17,7 @@ from polyfed.core.files import require_plain, write_atomically
 from polyfed.core.settings import parse_settings
 from polyfed.core.untrusted import code_of, file_json, yaml_content
 from polyfed.lab.studies.cells import FIGURES, Cell, CellFigures, Chosen, SearchIncompleteError, StudyPlan, cell_label
-from polyfed.lab.studies.claims import ALL, Claim, Judgement, Side, judge
+from polyfed.lab.studies.claims import ALL, Claim, Judgement, Operand, Side, judge
 from polyfed.lab.studies.column import ColumnSettings
 from polyfed.lab.studies.columns.metrics import Metric
 from polyfed.lab.studies.study import Point, Study, point_label
@@ -176,15 +176,31 @@ class Results:
         reasons = [[self.withheld.get(one.row, "") for one in item.claim.operands] for item in items]
         return [replace(item, why=max(why)) if any(why) else item for item, why in zip(items, reasons, strict=True)]
 
-    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
-        """A row against another at a point, and the verdict in words where a claim on just that is judged."""
+    def contest(self, left: str, right: str, point: Point, column: str) -> Judgement:
+        """A row against another at a point: the claim that is judged on just that; else a test that decides nothing."""
+        label = point_label(point)
         for item in self.judgements():
             claim = item.claim
-            is_on_it = claim.left[0].column == column and claim.labels <= {"", point_label(point)}
+            is_on_it = claim.left[0].column == column and claim.labels <= {"", label}
             if is_on_it and [one.row for one in claim.operands] == [left, right]:
-                return item.comparison, item.in_words
+                return item
+        sides = [(Operand(row, column, label),) for row in (left, right)]
         sample = self.difference((left, point, column), (right, point, column))
-        return (None if sample is None else compared(sample, self.study.columns[column].effect)), ""
+        return self._shown(Claim(f"{left} > {right} on {column}", *sides, ">"), sample)
+
+    def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
+        """A row against another at a point, and the verdict in words where a claim on just that is judged."""
+        item = self.contest(left, right, point, column)
+        return item.comparison, item.in_words
+
+    def _shown(self, claim: Claim, sample: PairedSample | None) -> Judgement:
+        effect = self.study.effect(claim)
+        known = None if sample is None else compared(sample, effect)
+        return Judgement(claim, sample, effect, known, is_judged=False)
+
+    def evidence(self) -> list[Judgement]:
+        """Judged claims, then secondary ones, each by a test that decides nothing."""
+        return [*self.judgements(), *(self._shown(*reading) for reading in self.readings())]
 
     def readings(self) -> list[tuple[Claim, PairedSample | None]]:
         """Every secondary claim with left against right by seed, at every point where it does not name one."""
@@ -270,13 +286,9 @@ class Results:
         """Load what ``save`` wrote; ``allow_code`` as for ``polyfed.open_run``.
 
         Raises:
-            RunError: The folder has no results, or a file is damaged.
+            RunError: A file is missing or damaged.
             ConfigError: The study names code, which is not allowed.
         """
-        if not (folder / RESULTS).is_file():
-            raise RunError(
-                f"no study in '{folder}' (no {RESULTS} in it); give the folder that polyfed study run printed"
-            )
         require_plain(folder)
         try:
             with code_of(folder, allow_code):

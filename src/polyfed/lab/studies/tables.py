@@ -10,13 +10,13 @@ from functools import cached_property
 from itertools import product
 
 from polyfed.lab.studies.cells import Chosen
-from polyfed.lab.studies.claims import Claim, Judgement
+from polyfed.lab.studies.claims import Judgement
 from polyfed.lab.studies.columns.metrics import Gauge
 from polyfed.lab.studies.results import Results, SeedFigures
 from polyfed.lab.studies.search import choice_label
 from polyfed.lab.studies.study import Point, RegimeMap, Study, point_label
 from polyfed.reporting.compare import Spread
-from polyfed.reporting.statistics import FEWEST_SEEDS, Comparison, PairedSample, compared
+from polyfed.reporting.statistics import FEWEST_SEEDS
 from polyfed.reporting.tables import TextTable, format_number
 
 _PLUS_MINUS = "±: standard deviation over seeds; (n): of another number of seeds."
@@ -114,25 +114,36 @@ def _at(point: Point) -> str:
 def difference_tables(results: Results) -> list[TextTable]:
     """A table for every column of outcomes: each row minus the reference, seed by seed."""
     study, tables = results.study, []
-    notes = ["Paired by seed; interval: 95 %, or that of the verdict where a claim is judged on just that."]
-    if len(study.seeds) < FEWEST_SEEDS:
-        notes.append(f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing.")
+    notes, heads = difference_notes(study), ("", "mean", "interval", "verdict")
     for column, settings in study.columns.items():
-        form, body = f"+.{settings.digits}f", []
-        for row, point in product(study.rows, study.points) if settings.is_outcome else ():
-            known, verdict = results.against(row, results.reference, point, column)
-            if row != results.reference and known:
-                interval = _interval_text(known.interval, form)
-                body.append([f"{row}{_at(point)}", f"{known.estimate:{form}}", interval, verdict])
-        if body:
-            heads = ("", "mean", "interval", "verdict")
-            tables.append(TextTable(f"{column}: minus {results.reference}", heads, body, notes))
+        rows = {
+            f"{row}{_at(point)}": item
+            for row, point in product(study.rows, study.points)
+            if (item := reference_contest(results, row, point, column)) and item.comparison
+        }
+        body = [[label, *difference_texts(item, settings.digits), item.in_words] for label, item in rows.items()]
+        tables += [TextTable(f"{column}: minus {results.reference}", heads, body, notes)] if body else []
     return tables
 
 
-def _interval_text(interval: tuple[float, float], form: str) -> str:
-    low, high = interval
-    return "-" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
+def difference_notes(study: Study) -> list[str]:
+    notes = ["Paired by seed; interval: 95 %, or that of the verdict where a claim is judged on just that."]
+    few = [f"Differences over fewer than {FEWEST_SEEDS} seeds prove nothing."]
+    return notes + few if len(study.seeds) < FEWEST_SEEDS else notes
+
+
+def reference_contest(results: Results, row: str, point: Point, column: str) -> Judgement | None:
+    """A row against the reference; None for the reference itself, and for columns that are not compared."""
+    is_compared = results.study.columns[column].is_outcome and row != results.reference
+    return results.contest(row, results.reference, point, column) if is_compared else None
+
+
+def difference_texts(item: Judgement, digits: int) -> list[str]:
+    """Estimate and interval of a difference, dashes without one."""
+    if item.comparison is None:
+        return ["-", "-"]
+    (low, high), form = item.interval, f"+.{digits}f"
+    return [f"{item.comparison.estimate:{form}}", "-" if math.isnan(low) else f"{low:{form}} to {high:{form}}"]
 
 
 def shapley_tables(results: Results) -> list[TextTable]:
@@ -164,36 +175,23 @@ def claims_tables(results: Results) -> list[TextTable]:
         )
         body = [claim_evidence(item, results.study) for item in judged]
         tables.append(TextTable("Claims", heads, body, (note,)))
-    if read := results.readings():
+    if read := results.evidence()[len(judged) :]:
         note = f"Not judged: 95 % intervals. {_SIDES}"
-        body = [[_claim_text(claim), *_evidence(claim, sample, results.study)] for claim, sample in read]
+        body = [[item.claim.title, *_evidence(item, results.study)] for item in read]
         tables.append(TextTable("Secondary claims", ("claim", *heads[3:6]), body, (note,)))
     return tables
 
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, subject, verdict, seeds, difference, interval and p, all of one test."""
-    p = item.comparison.p if item.comparison and not item.why else math.nan
-    is_exact = item.sample is not None and item.sample.is_exact
-    p_text = "-" if math.isnan(p) or is_exact else "< 0.001" if p < 0.001 else format_number(p, 3)
-    evidence = _evidence(item.claim, item.sample, study, item.comparison)
-    return [_claim_text(item.claim), str(item.claim.kind), item.in_words, *evidence, p_text]
+    p_text = "< 0.001" if item.p < 0.001 else format_number(item.p, 3)
+    return [item.claim.title, str(item.claim.kind), item.in_words, *_evidence(item, study), p_text]
 
 
-def _claim_text(claim: Claim) -> str:
-    return f"{claim.text} ({claim.read_at})" if claim.read_at else claim.text
-
-
-def _evidence(
-    claim: Claim, sample: PairedSample | None, study: Study, comparison: Comparison | None = None
-) -> list[str]:
+def _evidence(item: Judgement, study: Study) -> list[str]:
     """Seeds, estimate and interval."""
-    if sample is None:
-        return ["0", "-", "-"]
-    known = comparison or compared(sample, study.effect(claim))
-    digits = study.columns[claim.left[0].column].decimals
-    interval = "-" if sample.is_exact else _interval_text(known.interval, f"+.{digits}f")
-    return [str(len(sample.values)), f"{known.estimate:+.{digits}f}", interval]
+    seeds = item.sample.seeds if item.sample else []
+    return [str(len(seeds)), *difference_texts(item, study.columns[item.claim.left[0].column].decimals)]
 
 
 def tuning_table(results: Results) -> TextTable:
