@@ -42,6 +42,12 @@ def run_command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=")] = None,
     engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="RUN", help="start from the models of a run's last round; same as --set initial.run="
+        ),
+    ] = None,
     twin: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +71,7 @@ def run_command(
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
     short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
+    short_options["initial.run"] = start and str(start.resolve())  # a file's own paths start beside it
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
@@ -157,22 +164,30 @@ def demo_command(
     typer.echo("A longer run: polyfed run scenes-demo")
 
 
-def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
-    """Continue a run after its last complete round.
+def resume_command(
+    run: RunArgument,
+    *,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="number of rounds, complete ones included; by default as many as it was begun for"),
+    ] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Continue a run after its last complete round, also to more rounds than it was begun for.
 
-    Example: polyfed resume runs/scenes-demo-seed0
+    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-demo-seed0 --rounds 40
     """
     from polyfed.reporting.api import resume
 
     # a wrong folder is refused before a display takes the terminal
     deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed
     with _shown(terminal(), run) as display:
-        if deployed:
+        if deployed and rounds is None:
             from polyfed.deploy.launch import relaunch
 
             relaunch(run, [display], allow_code=allow_code)
         else:
-            resume(run, [display], allow_code=allow_code)
+            resume(run, [display], rounds=rounds, allow_code=allow_code)
 
 
 def watch_command(run: RunArgument) -> None:

@@ -154,6 +154,12 @@ def with_value(content: Any, keys: Sequence[str], value: Any, path: str) -> Any:
     return {**section, key: with_value(section.get(key), below, value, path)}
 
 
+def config_text(content: Mapping[str, Any]) -> str:
+    """A configuration as YAML."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the same text, three times faster
+    return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
+
+
 def start_of(folder: Path) -> Path | None:
     """Where the paths of a run's configuration start; None: in the working folder, as it was handed over or moved.
 

@@ -72,11 +72,12 @@ class Loop:
         self._complete(0, Ledger(), None, 0)
         self._rounds(1)
 
-    def resume(self) -> None:
+    def resume(self, setup: Callable[[], None]) -> None:
+        """From the last complete round; ``setup`` comes first where there is none."""
         self.folder.mend_history()
         if not self.folder.has_checkpoints():  # killed before the first was complete
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))  # lines of a round that did not become complete
-            self.experiment.algorithm.setup(self.server)
+            setup()
             return self.start()
         done = self.restore()
         self._announce(done)
