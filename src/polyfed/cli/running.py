@@ -42,12 +42,8 @@ def run_command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=")] = None,
     engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="RUN", help="start from the models of a run's last round; same as --set initial.run="
-        ),
-    ] = None,
+    start: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="start from the models of a run")] = None,
+    sweep: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B,...", help="run a study of these values")] = None,
     twin: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +62,8 @@ def run_command(
 
     Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=fedmd --out runs/fedmd;
     polyfed run scenes-demo --twin server-only; polyfed run shop.yaml --data-dir my-data --seeds 0,1,2;
-    polyfed run consortium.yaml --with-alone
+    polyfed run consortium.yaml --with-alone; polyfed run scenes-demo --sweep algorithm.distiller.weight=1,3
+    --seeds 0,1,2 (repeated, all combinations); polyfed run scenes-demo --from runs/scenes-demo-seed0 --rounds 5
     """
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
@@ -77,6 +74,16 @@ def run_command(
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
     if with_alone and (twin or experiments[0].run.engine.is_deployed):
         raise ConfigError("--with-alone has no effect on a twin, nor at the sites of a deployment; leave it out")
+    if sweep and (twin or with_alone or dry_run):
+        raise ConfigError("--sweep does not go with --twin, --with-alone or --dry-run; leave these out")
+    if sweep:
+        from polyfed.cli.study import STUDIES
+        from polyfed.cli.sweep import run_sweep
+
+        seeds_of_runs = [experiment.run.seed for experiment in experiments]
+        folder = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
+        run_sweep(source, experiments[0], settings.all_overrides(short_options), sweep, seeds_of_runs, folder)
+        return
     local = {**short_options, "twin.kind": "local"}
     alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
@@ -167,10 +174,7 @@ def demo_command(
 def resume_command(
     run: RunArgument,
     *,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="number of rounds, complete ones included; by default as many as it was begun for"),
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds in all, by default those that it was begun for")] = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Continue a run after its last complete round, also to more rounds than it was begun for.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +24,9 @@ from polyfed.runs.settings import InitialModels
 from polyfed.wire.messages import StateVersion
 
 log = logging.getLogger(__name__)
+_SHOWN = 4
 _START: StateVersion = (0, 0)  # version of the states that clients have before their first step
+_SERVERS, _GLOBAL, _CLIENTS = "the server's model", "the global model of '{}'", "the model of '{}'"
 
 
 def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
@@ -37,10 +39,18 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
     if rounds <= done:
         raise ConfigError(f"rounds: {rounds}, but '{run.folder}' has {done} complete rounds; give more than {done}")
     longer, config = run.with_rounds(rounds)
-    for obstacle in _bound_to_rounds(before, longer) if rounds != before.run.rounds else ():
+    spread = {path: f"'{schedule.kind}' spreads over" for path, schedule in schedules_in(before) if schedule.spans_run}
+    obstacles = {
+        "run.engine: the sites have agreed to": before.run.engine.is_deployed,
+        "aggregation.secure: the keys of masks are made for": before.aggregation.secure is not None,
+        "privacy.budget.epsilon: the noise is calibrated to": before.policy.privacy != longer.policy.privacy,
+        **{f"{path}: {reason}": True for path, reason in spread.items()},
+    }
+    is_other = rounds != before.run.rounds or before.run.engine.is_deployed
+    for obstacle in (text for text, is_one in obstacles.items() if is_one and is_other):
         raise ConfigError(
-            f"rounds: {rounds}, but the run was begun for {before.run.rounds}: {obstacle}; begin a new run with "
-            f"polyfed run {run.folder / 'config.yaml'} --rounds {rounds}"
+            f"rounds: {rounds}, but {obstacle} {before.run.rounds} rounds; begin a new run: polyfed run "
+            f"{run.folder / 'config.yaml'} --rounds {rounds}, from these models with --from {run.folder}"
         )
     if done == before.run.rounds and done % before.run.eval_every:
         text = "run.eval_every is %d: round %d was evaluated as the last one, and its figures stay"
@@ -48,26 +58,29 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
     return longer, config
 
 
-def _bound_to_rounds(before: Experiment, longer: Experiment) -> Iterator[str]:
-    """Settings by which complete rounds depend on the number of rounds, each with its reason."""
-    if before.run.engine.is_deployed:
-        yield "run.engine: the sites have agreed to that number"
-    if before.aggregation.secure is not None:
-        yield "aggregation.secure: the keys of the masks are made for that number"
-    if before.policy.privacy != longer.policy.privacy:
-        yield "privacy.budget.epsilon: the noise is calibrated to that number"
-    for path, schedule in schedules_in(before):
-        if schedule.spans_run:
-            yield f"{path}: '{schedule.kind}' spreads over all rounds (--from starts a run from these models)"
-
-
 def with_round(experiment: Experiment) -> Experiment:
     """The experiment, whose initial models, if they are another run's, name the round."""
     if experiment.initial is None:
         return experiment
-    carried = CarriedModels.of(experiment.initial)
-    named = {"round": carried.checkpoint.round, "salt": carried.run.files.salt}
-    return experiment.model_copy(update={"initial": experiment.initial.model_copy(update=named)})
+    run, checkpoint = _checkpoint(experiment.initial)
+    initial = experiment.initial.model_copy(update={"round": checkpoint.round, "salt": run.files.salt})
+    return experiment.model_copy(update={"initial": initial})
+
+
+def _checkpoint(settings: InitialModels) -> tuple[Run, Checkpoint]:
+    """The run that settings name, and its checkpoint of the round."""
+    run = open_run(settings.run)
+    checkpoint, others = run.files.newest_checkpoint(
+        lambda one: "" if settings.round in (None, one.round) else f"round {one.round}"
+    )
+    if checkpoint is None:
+        wanted = "any round" if settings.round is None else f"round {settings.round}"
+        raise ConfigError(f"initial: '{run.folder}' has no checkpoint of {wanted}; it has: {', '.join(others)}")
+    return run, checkpoint
+
+
+def _model_in(states: StateStore, client: str, version: StateVersion) -> Mapping[str, Tensor]:
+    return unflatten(states.load(client, version))["model"]
 
 
 @dataclass(frozen=True)
@@ -76,11 +89,13 @@ class CarriedModels:
 
     Attributes:
         run: The run.
-        checkpoint: Its checkpoint of the round.
+        round: Number of the round.
+        models: Name in words -> function that returns its tensors.
     """
 
     run: Run
-    checkpoint: Checkpoint
+    round: int
+    models: Mapping[str, Callable[[], Mapping[str, Tensor]]]
 
     @classmethod
     def of(cls, settings: InitialModels) -> Self:
@@ -88,34 +103,19 @@ class CarriedModels:
 
         Raises:
             ConfigError: The run has no checkpoint of the round.
-            RunError: It is not a run folder, or its configuration was edited.
+            RunError: It is not a run folder, its configuration was edited, or a client's model is lost.
         """
-
-        def other(checkpoint: Checkpoint) -> str:
-            return "" if settings.round in (None, checkpoint.round) else f"round {checkpoint.round}"
-
-        run = open_run(settings.run)
-        checkpoint, others = run.files.newest_checkpoint(other)
-        if checkpoint is None:
-            wanted = "any round" if settings.round is None else f"round {settings.round}"
-            raise ConfigError(f"initial: '{run.folder}' has no checkpoint of {wanted}; it has: {', '.join(others)}")
-        return cls(run, checkpoint)
-
-    @cached_property
-    def _groups(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return unflatten(self.checkpoint.tensors)
-
-    @cached_property
-    def _global_models(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {name.removeprefix("weights:"): own for name, own in self._groups.items() if name.startswith("weights:")}
-
-    @cached_property
-    def _client_models(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Models that clients keep, by client."""
-        states = StateStore(self.run.folder / "checkpoints" / "clients")
-        accepted = accepted_in(self.checkpoint.facts).items()
-        kept = {client: unflatten(states.load(client, last)) for client, last in accepted if states.versions(client)}
-        return {client: groups["model"] for client, groups in kept.items() if "model" in groups}
+        run, checkpoint = _checkpoint(settings)
+        groups, models = unflatten(checkpoint.tensors), dict[str, Callable[[], Mapping[str, Tensor]]]()
+        for group in groups:
+            part, _, own = group.partition(":")
+            if part in ("model", "weights"):
+                models[_GLOBAL.format(own) if own else _SERVERS] = partial(groups.__getitem__, group)
+        states = StateStore(run.folder / "checkpoints" / "clients", memory=0)  # there may be many
+        for client, version in accepted_in(checkpoint.facts).items():
+            if states.versions(client) and "model" in unflatten(states.load(client, version)):
+                models[_CLIENTS.format(client)] = partial(_model_in, states, client, version)
+        return cls(run, checkpoint.round, models)
 
     def start(
         self, server: Server, setup: Callable[[Server], None], folder: Path, states: StateStore | None
@@ -137,54 +137,45 @@ class CarriedModels:
         words, known = ({file.name for file in (one / VOCABULARY).glob("*")} for one in (folder, self.run.folder))
         if words - known:
             raise self._refusal("its public set has other words")
-        taken, own = list[str](), dict[str, Mapping[str, Tensor]]()
-        if server.has_model and "model" in self._groups:
-            server.load_weights(self._fitting("the server's model", self._groups["model"], server.model.exchanged()))
-            taken.append("the server's model")
+        taken = list[str]()
+        averaged, own = (any(name.startswith(form[:-4]) for name in self.models) for form in (_GLOBAL, _CLIENTS))
+
+        def take(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            taken.append(name)
+            return self._fitting(name, tensors)
+
+        if server.has_model and _SERVERS in self.models:
+            server.load_weights(take(_SERVERS, server.model.exchanged()))
         setup(server)
-        if server.weights and self._global_models:
-            server.update_weights({name: self._global(name, own) for name, own in server.weights.items()})
-            taken.append(f"the global models of {', '.join(server.weights)}")
-        elif server.has_model and not taken:
-            raise self._refusal("it has no model of the server")
-        if states is not None:
-            own = self._own_models(server)
-            taken += [f"the models of {len(own)} clients"] if own else []
-            for client, model in own.items():
-                states.save(client, _START, flatten({"model": model}), None)
-        elif self._client_models and not self._global_models and server.clients:
-            raise self._refusal("its clients have models of their own, which this method does not keep")
-        if not taken:
-            raise self._refusal("it has no models that this run has")
-        return f"{' and '.join(taken)}, after round {self.checkpoint.round} of '{self.run.name}'", dict.fromkeys(
-            own, _START
-        )
-
-    def _own_models(self, server: Server) -> dict[str, Mapping[str, Tensor]]:
-        """Client -> its model; without clients that had none yet, which start as they would have there."""
-        models, there = dict[str, Mapping[str, Tensor]](), self.run.records.holdings
-        for client in server.clients if self._client_models or self._global_models else ():
-            if client.id not in there:
+        if server.weights and averaged:
+            server.update_weights({name: take(_GLOBAL.format(name), it) for name, it in server.weights.items()})
+        is_complete = bool(taken) or not server.has_model
+        versions = dict[str, StateVersion]()
+        for client in server.clients if states is not None and (own or averaged) else ():
+            if client.id not in (there := self.run.records.holdings):
                 raise self._refusal(f"it has no client '{client.id}'; {nearest(client.id, there)}")
-            own = server.global_models.initial(name := server.type_of(client))
-            if not self._client_models:
-                models[client.id] = self._global(name, own)
-            elif (model := self._client_models.get(client.id)) is not None:
-                models[client.id] = self._fitting(f"the model of '{client.id}'", model, own)
-        return models
+            name = _CLIENTS.format(client.id) if own else _GLOBAL.format(server.type_of(client))
+            if name in self.models or not own:  # who has not taken part yet starts as it would have there
+                model = take(name, server.global_models.initial(server.type_of(client)))
+                states.save(client.id, _START, flatten({"model": model}), None)
+                versions[client.id] = _START
+        is_lost = own and not averaged and not versions and server.clients
+        if not taken or is_lost or not is_complete:
+            raise self._refusal(f"it has {', '.join(self.models) or 'none'}, and this method starts from others")
+        shown = list(dict.fromkeys(taken))
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return f"{', '.join(shown[:_SHOWN])}{more}, after round {self.round} of '{self.run.name}'", versions
 
-    def _global(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if name not in self._global_models:
-            raise self._refusal(f"it has no global model of '{name}'; {nearest(name, self._global_models)}")
-        return self._fitting(f"the global model of '{name}'", self._global_models[name], own)
-
-    def _fitting(self, what: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _fitting(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of a model, on the device of those in whose place they come."""
+        if name not in self.models:
+            raise self._refusal(f"it lacks {name}; {nearest(name, self.models)}")
+        tensors = self.models[name]()
         try:
             require_outline(tensors, outline_of(own))
         except PayloadError as error:
-            raise self._refusal(f"{what} differs, {error}") from error
-        return {name: value.to(own[name].device) for name, value in tensors.items()}
+            raise self._refusal(f"{name} differs, {error}") from error
+        return {key: value.to(own[key].device) for key, value in tensors.items()}
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"initial: the run cannot start from the models of '{self.run.folder}': {reason}")

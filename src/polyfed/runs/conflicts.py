@@ -62,7 +62,6 @@ deployed = chosen("run.engine", where=lambda engine: engine.is_deployed)
 measured_clients = chosen("run.evaluate_clients", where=lambda wanted: wanted is not False)
 metrics_unsent = chosen("privacy.metrics", where=lambda metrics: metrics == "none")
 initial_models = chosen("initial")
-private_replies = chosen("privacy")
 averaged_changes = chosen("algorithm.averaging", where=lambda rule: rule.is_of_changes)
 compared_rows = chosen("algorithm.distiller.loss", where=lambda loss: loss == "similarity")
 masked_sums = chosen("aggregation.secure")
@@ -113,7 +112,7 @@ CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (deployed, virtual_times, "a deployment has a real clock; leave the times out"),
     (deployed, any_attack, "sites do not attack, and are not ours to corrupt; leave the attackers out"),
     (deployed, initial_models, "clients' models are at their sites; leave that out"),
-    (private_replies, initial_models, "no epsilon covers what these have learnt of the same data; leave the one out"),
+    (chosen("privacy"), initial_models, "no epsilon covers what these have learnt of the same data; leave the one out"),
     (late_replies, unasked_clients, "it asks no client; set run.pace to sync"),
     (
         late_replies,

@@ -107,13 +107,7 @@ class Session:
 
     def resume(self, config: str = "") -> None:
         """Go on after the last complete round, by another ``config`` if one is given."""
-
-        def go_on() -> None:
-            if config:
-                self.folder.change_config(config)
-            self.loop().resume(self._setup)
-
-        self._serve(go_on)
+        self._serve(lambda: self.loop().resume(self._setup, config))
 
     def _setup(self) -> None:
         """Prepare the method, from the models of another run if the experiment names one."""

@@ -6,16 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from polyfed.algorithms.algorithm import Algorithm
 from polyfed.core.device import Threads
@@ -200,9 +192,7 @@ class InitialModels(Settings):
     """Models of another run from which a run starts: the server's, global models, and those that clients keep."""
 
     run: PlaceBeside = Field(description="folder of the run")
-    round: int | None = Field(
-        default=None, ge=0, description="the round after which, one of its last two; null: the last complete one"
-    )
+    round: int | None = Field(default=None, ge=0, description="one of its last two complete rounds; null: the last")
     salt: str | None = Field(default=None, description="key of the names of its heads; null: that of the run's folder")
 
 
@@ -274,12 +264,11 @@ class ExperimentSettings(Settings):
     @property
     def salt(self) -> str:
         """Key of the digests of class names: the federation's name; empty with attackers, whom no site joins."""
-        if self.initial is not None and self.initial.salt is not None:
-            return self.initial.salt
-        return "" if self.run.attackers else self.name
+        own = "" if self.run.attackers else self.name
+        return own if self.initial is None or self.initial.salt is None else self.initial.salt
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    @pydantic.model_serializer(mode="wrap")
+    def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         """All settings; without ``initial``, which came later, where there is none."""
         content: dict[str, Any] = dump(self)
         return content if self.initial is not None else {key: content[key] for key in content if key != "initial"}
