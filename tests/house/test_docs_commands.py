@@ -34,6 +34,7 @@ ELSEWHERE = {
     "(init|prepare) |run (cells|fotos|patients|saved|shop|sounds).yaml": "files of the page: test_own_data_pages.py",
     "demo": "half a minute: test_wheel.py; on less: test_cli.py",
     "run runs/": "a twin or another seed of a run that is there: test_cli.py, test_twins.py",
+    "run .*--(sweep|from)|resume .*--rounds": "studies, and runs that build on others: test_sweep.py, test_carried.py",
     "run .*--(engine|device)": "Ray, Flower or a GPU; loaded below",
     "analyse .*(NAME|Drift)": "a name of one's own; an analysis of a paper: tests/papers",
     "export .*huggingface": "encoders of transformers, or ten seconds: tests/export",

@@ -150,7 +150,7 @@ def test_merging_keeps_settings_of_the_same_component_only() -> None:
         ("run.rounds=0", "run.rounds: Input should be greater than or equal to 1 (got 0)"),
         ("algorithm.contrast.weight=-1", "algorithm.contrast.weight: Input should be greater than 0 (got -1)"),
         ("data.sources.flickr8k.name=parket", "did you mean 'parquet'"),
-        ("run.rounds", "--set run.rounds: needs the form path.to.key=value"),
+        ("run.rounds", "--set run.rounds: needs the form KEY=VALUE"),
         ("run.rounds.x=3", "'x' is below a value"),
         ("run.engine={name: local, serialise: true}", "unknown key 'serialise'; did you mean 'serialize'"),
         ("run.exchange.phases.fit.min_client=2", "phases.fit: unknown key 'min_client'; did you mean 'min_clients'"),

@@ -11,6 +11,7 @@ import typer
 from polyfed.cli.console import interruptible
 from polyfed.cli.options import EXPERIMENT, BestOrLast, ExperimentOptions, PlaceOptions
 from polyfed.core.errors import ConfigError
+from polyfed.runs.config_files import override_in
 
 if TYPE_CHECKING:
     from polyfed.lab.analysis.analysis import AnalysisResult
@@ -91,22 +92,9 @@ def _list_analyses() -> None:
 
 def _split(settings: list[str], known: Any) -> tuple[dict[str, Any], list[str]]:
     """Settings of the analysis by name, and those of an experiment, where the analysis takes one (``known``)."""
-    from polyfed.core.untrusted import yaml_content
-
-    own: dict[str, Any] = {}
-    others: list[str] = []
-    for text in settings:
-        key, sign, value = text.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {text}: needs the form KEY=VALUE")
-        if known is not None and key not in known:
-            others.append(text)
-            continue
-        try:
-            own[key] = yaml_content(value)
-        except ValueError:
-            own[key] = value
-    return own, others
+    given = {text: override_in(text) for text in settings}
+    others = [text for text, (key, _) in given.items() if known is not None and key not in known]
+    return dict(pair for text, pair in given.items() if text not in others), others
 
 
 def _report(run: Run) -> None:

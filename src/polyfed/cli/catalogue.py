@@ -77,6 +77,7 @@ _SECTIONS = {
     "run.exchange.limits": ("polyfed.wire.limits", "Limits"),
     "run.output": ("polyfed.runs.settings", "OutputSettings"),
     "twin": ("polyfed.runs.twins", "TwinSettings"),
+    "initial": ("polyfed.runs.settings", "InitialModels"),
 }
 _FROM_FOLDERS = ("parquet", "mimic_cxr")
 _WEIGHTS = ("backbone", "folders", "vectors", "weights", "pretrained")

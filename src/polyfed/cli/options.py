@@ -62,15 +62,19 @@ class ExperimentOptions:
 
     def load(self, source: str, settings: Mapping[str, object] | None = None) -> Experiment:
         """The experiment with these options and ``settings`` that are not None, which come first."""
+        overrides = self.all_overrides(settings)
+        require_known_keys(overridden(read_config(source), overrides)[0], EXPERIMENT_KIND)
+        return loaded(source, overrides)  # with torch, after the checks that do without it
+
+    def all_overrides(self, settings: Mapping[str, object] | None = None) -> list[str]:
+        """The options, and ``settings`` that are not None, as overrides."""
         # a run is resumed from anywhere, so its configuration holds absolute paths
         folders = {"data.dir": self.data_dir, "data.weights_dir": self.weights_dir}
         values = {**(settings or {}), **{key: str(path.resolve()) for key, path in folders.items() if path}}
         given = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
         # the name of a component comes before its settings: another component drops those that were there
         named = [setting for setting in given if setting.partition("=")[0].endswith(".name")]
-        overrides = [*named, *(self.overrides or []), *(each for each in given if each not in named)]
-        require_known_keys(overridden(read_config(source), overrides)[0], EXPERIMENT_KIND)
-        return loaded(source, overrides)  # with torch, after the checks that do without it
+        return [*named, *(self.overrides or []), *(each for each in given if each not in named)]
 
 
 def loaded(source: str, overrides: Sequence[str] = ()) -> Experiment:

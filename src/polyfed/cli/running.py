@@ -42,6 +42,8 @@ def run_command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...; same as --set run.device=")] = None,
     engine: Annotated[str | None, typer.Option(help="local, ray or flower; same as --set run.engine.name=")] = None,
+    start: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="start from the models of a run")] = None,
+    sweep: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B,...", help="run a study of these values")] = None,
     twin: Annotated[
         str | None,
         typer.Option(
@@ -60,16 +62,28 @@ def run_command(
 
     Examples: polyfed run scenes-demo; polyfed run scenes-demo --rounds 4 --set algorithm=fedmd --out runs/fedmd;
     polyfed run scenes-demo --twin server-only; polyfed run shop.yaml --data-dir my-data --seeds 0,1,2;
-    polyfed run consortium.yaml --with-alone
+    polyfed run consortium.yaml --with-alone; polyfed run scenes-demo --sweep algorithm.distiller.weight=1,3
+    --seeds 0,1,2 (repeated, all combinations); polyfed run scenes-demo --from runs/scenes-demo-seed0 --rounds 5
     """
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
     short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
+    short_options["initial.run"] = start and str(start.resolve())  # a file's own paths start beside it
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
     if with_alone and (twin or experiments[0].run.engine.is_deployed):
         raise ConfigError("--with-alone has no effect on a twin, nor at the sites of a deployment; leave it out")
+    if sweep and (twin or with_alone or dry_run):
+        raise ConfigError("--sweep does not go with --twin, --with-alone or --dry-run; leave these out")
+    if sweep:
+        from polyfed.cli.study import STUDIES
+        from polyfed.cli.sweep import run_sweep
+
+        seeds_of_runs = [experiment.run.seed for experiment in experiments]
+        folder = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
+        run_sweep(source, experiments[0], settings.all_overrides(short_options), sweep, seeds_of_runs, folder)
+        return
     local = {**short_options, "twin.kind": "local"}
     alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
@@ -153,22 +167,27 @@ def demo_command(
     typer.echo("  polyfed run scenes-demo\n  polyfed init --help")  # a longer run, and one's own data
 
 
-def resume_command(run: RunArgument, allow_code: AllowCode = False) -> None:
-    """Continue a run after its last complete round.
+def resume_command(
+    run: RunArgument,
+    *,
+    rounds: Annotated[int | None, typer.Option(help="rounds in all, by default those that it was begun for")] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Continue a run after its last complete round, also to more rounds than it was begun for.
 
-    Example: polyfed resume runs/scenes-demo-seed0
+    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-demo-seed0 --rounds 40
     """
     from polyfed.reporting.api import resume
 
     # a wrong folder is refused before a display takes the terminal
     deployed = open_run(run, allow_code=allow_code).experiment.run.engine.is_deployed
     with _shown(terminal(), run) as display:
-        if deployed:
+        if deployed and rounds is None:
             from polyfed.deploy.launch import relaunch
 
             relaunch(run, [display], allow_code=allow_code)
         else:
-            resume(run, [display], allow_code=allow_code)
+            resume(run, [display], rounds=rounds, allow_code=allow_code)
 
 
 def watch_command(run: RunArgument) -> None:

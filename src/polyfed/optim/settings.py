@@ -82,6 +82,12 @@ class Schedule(Settings):
                 require_default(self, f"with kind: {self.kind}", *own)
         return self
 
+    @property
+    def spans_run(self) -> bool:
+        """True if its rates depend on the number of rounds of the run."""
+        fractions = any(milestone < 1 for milestone in self.milestones)
+        return self.t_max is None if self.kind == "cosine" else self.kind == "steps" and fractions
+
     def factor(self, round: int, rounds: int, epoch: int = 0, epochs: int = 1) -> float:
         """Factor on the learning rate in a round, or in an epoch of it.
 

@@ -38,24 +38,30 @@ def run(experiment: Experiment, out: Path | str, callbacks: Iterable[Callback] =
 
 
 def resume(
-    folder: Path | str, callbacks: Iterable[Callback] = (), *, allow_code: bool = False, quiet: bool = False
+    folder: Path | str,
+    callbacks: Iterable[Callback] = (),
+    *,
+    rounds: int | None = None,
+    allow_code: bool = False,
+    quiet: bool = False,
 ) -> Run:
     """Continue a run after its last complete round; the result is that of an uninterrupted run, bit for bit.
 
     Args:
         folder: Run folder.
         callbacks: Callbacks that follow the run; the caller closes them.
+        rounds: Number of rounds that the run then has, complete ones included; None for the number it has now.
         allow_code: True to import components that the run names by import path, see ``polyfed.open_run``.
         quiet: See ``run``.
 
     Raises:
-        ConfigError: The run names code, and ``allow_code`` is False.
+        ConfigError: The run names code, and ``allow_code`` is False; or it cannot have so many rounds: they are
+            complete, or a schedule, noise, masks or sites depend on the number.
         RunError: It is not a run folder, its configuration was edited, or no checkpoint is readable.
     """
     with _followed(callbacks, quiet) as following:
-        opened = open_run(folder, allow_code=allow_code)
-        continue_run(opened, following)
-        return opened
+        continue_run(open_run(folder, allow_code=allow_code), following, rounds)
+        return open_run(folder, allow_code=allow_code)
 
 
 @contextlib.contextmanager

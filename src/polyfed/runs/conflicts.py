@@ -12,7 +12,7 @@ from polyfed.algorithms.algorithm import Algorithm
 from polyfed.federation.attack import Attack
 from polyfed.federation.paces import Buffered
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
-from polyfed.runs.settings import RunSettings
+from polyfed.runs.settings import InitialModels, RunSettings
 from polyfed.wire.payload import TensorBundle
 from polyfed.wire.schema import Declared, steps_of
 
@@ -25,6 +25,7 @@ class Choice:
     aggregation: AggregationSettings = field(default_factory=AggregationSettings)
     run: RunSettings = field(default_factory=RunSettings)
     privacy: PrivacySettings | None = None
+    initial: InitialModels | None = None
 
 
 Feature = Callable[[Choice], str]
@@ -60,6 +61,7 @@ virtual_times = chosen("run.pace.clients")
 deployed = chosen("run.engine", where=lambda engine: engine.is_deployed)
 measured_clients = chosen("run.evaluate_clients", where=lambda wanted: wanted is not False)
 metrics_unsent = chosen("privacy.metrics", where=lambda metrics: metrics == "none")
+initial_models = chosen("initial")
 averaged_changes = chosen("algorithm.averaging", where=lambda rule: rule.is_of_changes)
 compared_rows = chosen("algorithm.distiller.loss", where=lambda loss: loss == "similarity")
 masked_sums = chosen("aggregation.secure")
@@ -109,6 +111,8 @@ def single_values(choice: Choice) -> str:
 CONFLICTS: tuple[tuple[Feature, Feature, str], ...] = (
     (deployed, virtual_times, "a deployment has a real clock; leave the times out"),
     (deployed, any_attack, "sites do not attack, and are not ours to corrupt; leave the attackers out"),
+    (deployed, initial_models, "clients' models are at their sites; leave that out"),
+    (chosen("privacy"), initial_models, "no epsilon covers what these have learnt of the same data; leave the one out"),
     (late_replies, unasked_clients, "it asks no client; set run.pace to sync"),
     (
         late_replies,

@@ -49,6 +49,9 @@ FOLDERS = (
 )
 """Folders of polyfed in a run folder; trackers and others may have folders of their own."""
 
+VOCABULARY = "vocabulary"
+"""Folder of what views learn from the public set, in files named after their content."""
+
 ACCOUNTS = "accounts.json"
 """File with the counts of each source."""
 
@@ -136,7 +139,7 @@ class RunFolder:
                 f"'{path}' is not a run folder (no config.yaml and run.json in it); give the folder of a run"
             )
         folder = cls(path)
-        if folder._beginning("config") != folder.config_digest():
+        if folder.config_digest() not in (folder._beginning("config"), folder._beginning("next")):
             raise RunError(
                 f"'{path / 'config.yaml'}' was edited after the run had started; undo the edit, "
                 "or start a new run from it with polyfed run"
@@ -166,6 +169,14 @@ class RunFolder:
         self.write("partition.json", json.dumps(partition) + "\n")
         self.write("run.json", json.dumps({**run, "config": self.config_digest()}) + "\n")
 
+    def change_config(self, config: str) -> None:
+        """Give the run another configuration; the one or the other is valid whenever the process ends."""
+        run = {"run": self.identity, "salt": self.salt}
+        digest = hashlib.sha256(config.encode()).hexdigest()
+        self.write("run.json", json.dumps({**run, "config": self.config_digest(), "next": digest}) + "\n")
+        self.write("config.yaml", config)
+        self.write("run.json", json.dumps({**run, "config": digest}) + "\n")
+
     def has_begun(self) -> bool:
         """Whether ``begin`` was completed."""
         return (self.path / "run.json").is_file()
@@ -182,7 +193,7 @@ class RunFolder:
     def _beginning(self, key: str) -> str:
         path = self.path / "run.json"
         try:
-            return str(({"salt": ""} | file_json(path.read_text()))[key])
+            return str(({"salt": "", "next": ""} | file_json(path.read_text()))[key])
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"'{path}', which identifies the run, cannot be read ({reason}); restore it") from error

@@ -72,11 +72,14 @@ class Loop:
         self._complete(0, Ledger(), None, 0)
         self._rounds(1)
 
-    def resume(self) -> None:
+    def resume(self, setup: Callable[[], None], config: str = "") -> None:
+        """From the last complete round, by another ``config`` if one is given; without such a round after ``setup``."""
+        if config:
+            self.folder.change_config(config)
         self.folder.mend_history()
         if not self.folder.has_checkpoints():  # killed before the first was complete
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))  # lines of a round that did not become complete
-            self.experiment.algorithm.setup(self.server)
+            setup()
             return self.start()
         done = self.restore()
         self._announce(done)

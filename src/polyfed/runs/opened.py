@@ -135,6 +135,13 @@ class Run:
         """
         return self._settings(self._config)
 
+    def with_rounds(self, rounds: int) -> tuple[Experiment, str]:
+        """The run's settings with another number of rounds, and the text of its configuration then."""
+        from polyfed.runs.config_files import config_text, with_value
+
+        content = with_value(self._config, ["run", "rounds"], rounds, "run.rounds")
+        return self._settings(content), config_text(content)
+
     @cached_property
     def conditions(self) -> Experiment:
         """Settings for evaluating a saved model: data, server, device; without the method, whose code may be absent."""

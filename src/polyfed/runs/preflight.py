@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +43,8 @@ def checked_plan(experiment: ExperimentSettings) -> FederationPlan:
         if step not in steps_of(method):
             hint = nearest(step, steps_of(method))
             raise ConfigError(f"run.exchange.phases.{step}: '{method.component_name()}': {hint}")
-    _require_warmup("", experiment, run.rounds)
-    for conflict in conflicts(Choice(method, experiment.aggregation, run, experiment.privacy)):
+    _require_warmup(experiment, run.rounds)
+    for conflict in conflicts(Choice(method, experiment.aggregation, run, experiment.privacy, experiment.initial)):
         raise ConfigError(conflict)
     if experiment.privacy is not None:
         _require_private(experiment)
@@ -108,15 +108,22 @@ def preflight_clients(experiment: ExperimentSettings, plan: FederationPlan, clie
         _require_within_budget(experiment, planned_epsilon(experiment, client), f"'{client.id}'")
 
 
-def _require_warmup(path: str, settings: Any, rounds: int) -> None:
-    """Check that no schedule within settings warms up for longer than the run."""
-    if isinstance(settings, Schedule) and settings.warmup > rounds:
-        raise ConfigError(
-            f"{path[1:]}.warmup is {settings.warmup}, but run.rounds is {rounds}: the full rate would never be "
-            "reached; lower the one, or raise the other"
-        )
+def _require_warmup(experiment: ExperimentSettings, rounds: int) -> None:
+    """Check that no schedule warms up for longer than the run."""
+    for path, schedule in schedules_in(experiment):
+        if schedule.warmup > rounds:
+            raise ConfigError(
+                f"{path}.warmup is {schedule.warmup}, but run.rounds is {rounds}: the full rate would never be "
+                "reached; lower the one, or raise the other"
+            )
+
+
+def schedules_in(settings: Any, path: str = "") -> Iterator[tuple[str, Schedule]]:
+    """Dotted paths and schedules within settings."""
+    if isinstance(settings, Schedule):
+        yield path, settings
     for key, value in dict(settings).items() if isinstance(settings, Settings | Mapping) else ():
-        _require_warmup(f"{path}.{key}", value, rounds)
+        yield from schedules_in(value, f"{path}.{key}".lstrip("."))
 
 
 # ---- cohorts and attackers

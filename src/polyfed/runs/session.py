@@ -25,6 +25,7 @@ from polyfed.federation.server import Server
 from polyfed.federation.state import StateStore
 from polyfed.federation.types import Blueprint
 from polyfed.privacy.guard import PRIVATE, PrivacyGuard
+from polyfed.runs.carried import CarriedModels, lengthened, with_round
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
 from polyfed.runs.events import (
@@ -54,6 +55,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] = ()) -> Run:
+    experiment = with_round(experiment)
     for sink in experiment.run.output.sinks:  # a resumed run goes on without
         sink.require()
     # threads are part of the configuration: a sum over a tensor has other last bits with another number of them
@@ -62,10 +64,11 @@ def begin_run(experiment: Experiment, out: Path, callbacks: Iterable[Callback] =
     return Run(out)
 
 
-def continue_run(run: Run, callbacks: Iterable[Callback] = ()) -> None:
-    experiment, folder = run.experiment, run.files
+def continue_run(run: Run, callbacks: Iterable[Callback] = (), rounds: int | None = None) -> None:
+    folder = run.files
+    experiment, config = (run.experiment, "") if rounds is None else lengthened(run, rounds)
     with cpu_threads(experiment.run.threads), _logged(folder) as log:
-        Session(experiment, folder, folder.identity, [*callbacks, log], run.allow_code).resume()
+        Session(experiment, folder, folder.identity, [*callbacks, log], run.allow_code).resume(config)
 
 
 @contextlib.contextmanager
@@ -102,8 +105,20 @@ class Session:
     def start(self) -> None:
         self._serve(self._begin)
 
-    def resume(self) -> None:
-        self._serve(lambda: self.loop().resume())
+    def resume(self, config: str = "") -> None:
+        """Go on after the last complete round, by another ``config`` if one is given."""
+        self._serve(lambda: self.loop().resume(self._setup, config))
+
+    def _setup(self) -> None:
+        """Prepare the method, from the models of another run if the experiment names one."""
+        initial, setup = self.experiment.initial, self.experiment.algorithm.setup
+        if initial is None:
+            setup(self.server)
+        else:
+            states = StateStore(self.hosting.states) if "model" in self.experiment.algorithm.keeps else None
+            carried = CarriedModels.of(initial)
+            text, self.cohorts.accepted = carried.start(self.server, setup, self.folder.path, states)
+            self._notices.append((SERVER, "initial_models", text))
 
     @cached_property
     def trackers(self) -> Trackers | None:
@@ -214,7 +229,7 @@ class Session:
 
     def _begin(self) -> None:
         # setup may refuse the clients, so nothing is written before
-        self.experiment.algorithm.setup(self.server)
+        self._setup()
         start = self.experiment.start
         config = self.experiment.to_yaml(start)  # which names nothing of this machine
         accounts = {

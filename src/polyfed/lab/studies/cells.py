@@ -205,7 +205,7 @@ def resolve(study: Study, row: str, point: Point, places: Places, extra: Overrid
         base = settings.base or study.base
         content = read_config(base) if isinstance(base, str) else base
         known = _expanded(content, overrides)
-        experiment = Experiment.read(content, [f"{path}={json.dumps(value)}" for path, value in known.items()])
+        experiment = Experiment.read(base, [f"{path}={json.dumps(value)}" for path, value in known.items()])
         if settings.groups is None and settings.twin is None:
             return _simulated(experiment)
         resolved = experiment.model_dump(mode="json")

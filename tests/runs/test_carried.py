@@ -1,0 +1,170 @@
+"""More rounds of a run, and runs that start from the models of another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+import polyfed
+from misbehaving import Stopping, contents
+from polyfed.core.errors import ConfigError
+from polyfed.runs.experiment import Experiment
+from polyfed.runs.folder import RunFolder
+from polyfed.runs.opened import Run
+from run_folders import redigested
+from small_federations import Config
+
+COSINE = {"kind": "cosine"}
+DROPS = {"kind": "steps", "milestones": [0.5]}
+
+
+def test_more_rounds_end_in_the_bits_of_a_run_that_had_them_from_the_start(
+    config: Config, undisturbed: Path, complete: dict[str, bytes], tmp_path: Path
+) -> None:
+    config["run"]["rounds"] = 1
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).folder
+    with pytest.raises(KeyboardInterrupt):
+        polyfed.resume(folder, [Stopping(2)], rounds=3, quiet=True)
+    resumed = polyfed.resume(folder, quiet=True)
+    assert resumed.experiment.run.rounds == 3
+    assert contents(resumed) == complete
+    assert (folder / "config.yaml").read_bytes() == (undisturbed / "config.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("last", range(3))
+def test_a_kill_while_the_configuration_changes_leaves_a_valid_one(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    write, left = RunFolder.write, iter([True] * last)
+
+    def killed(folder: RunFolder, name: str, text: str) -> None:
+        if not next(left, False):
+            raise KeyboardInterrupt
+        write(folder, name, text)
+
+    changed = (finished / "config.yaml").read_text().replace("rounds: 3", "rounds: 4")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder(finished).change_config(changed)
+    assert polyfed.open_run(finished).experiment.run.rounds == (3 if last < 2 else 4)
+    RunFolder(finished).change_config(changed)
+    assert polyfed.open_run(finished).experiment.run.rounds == 4
+    assert set(json.loads((finished / "run.json").read_text())) == {"run", "salt", "config"}
+
+
+@pytest.mark.parametrize(
+    ("section", "own", "message"),
+    [
+        ((), {}, "rounds: 3, but '.*' has 3 complete rounds; give more than 3"),
+        (
+            ("clients", "image", "training"),
+            {"schedule": COSINE},
+            "clients.image.training.schedule: 'cosine' spreads over 3 ",
+        ),
+        (("server", "training"), {"schedule": DROPS}, "but server.training.schedule: 'steps' spreads over 3 "),
+        ((), {"aggregation": {"secure": "pairwise_masks"}}, "the keys of masks are made for 3"),
+        ((), {"privacy": {"reply": {"representations": 1.0}, "budget": {"epsilon": 8.0}}}, "noise is calibrated"),
+        (("run",), {"engine": {"name": "flower", "superlink": "host:1", "sites": ["a"]}}, "the sites have agreed"),
+    ],
+)
+def test_rounds_that_a_run_cannot_have(
+    finished: Path, section: tuple[str, ...], own: dict[str, Any], message: str
+) -> None:
+    content = yaml.safe_load((finished / "config.yaml").read_text())
+    place = content
+    for key in section:
+        place = place[key]
+    place |= own
+    (finished / "config.yaml").write_text(yaml.safe_dump(content))
+    before = (redigested(finished) / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=message):
+        polyfed.resume(finished, rounds=4 if own else 3, quiet=True)
+    assert (finished / "config.yaml").read_text() == before
+
+
+def test_a_last_round_that_was_evaluated_alone_is_reported(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config["run"] |= {"rounds": 1, "eval_every": 2}
+    folder = polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True).folder
+    assert polyfed.resume(folder, rounds=2, quiet=True).records.rounds == 2
+    assert "run.eval_every is 2: round 1 was evaluated as the last one" in caplog.text
+
+
+# ---- from the models of another run
+
+
+def started(config: Config, origin: Path, out: Path, **changes: Any) -> Run:
+    """One round from the models of another run, with other settings."""
+    content = config | {"run": config["run"] | {"rounds": 1}, "initial": {"run": str(origin)}} | changes
+    return polyfed.run(Experiment.parse(content), out, quiet=True)
+
+
+def figures(folder: Path, number: int) -> Any:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [one["metrics"] for one in lines if (one["round"], one.get("kind")) == (number, "test")][:1]
+
+
+def test_a_run_starts_from_the_server_and_the_clients_of_another(
+    config: Config, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = started(config, undisturbed, tmp_path / "a", name="other")
+    assert figures(run.folder, 0) == figures(undisturbed, 3)
+    for state in sorted(undisturbed.glob("checkpoints/clients/*")):
+        kept = load_file(max(state.glob("*.safetensors")))
+        begun = load_file(run.folder / "checkpoints" / "clients" / state.name / "000000-00.safetensors")
+        assert begun.keys() == {name for name in kept if name.startswith("model/")}
+        assert all(bool((value == kept[name]).all()) for name, value in begun.items())
+    initial = run.experiment.initial
+    assert initial is not None
+    assert (initial.run, initial.round) == (undisturbed, 3)
+    own = "".join(f", the model of '{client}'" for client in ("paired-0", "paired-1", "image"))
+    (event,) = run.records.events
+    assert event.reason == f"the server's model{own}, after round 3 of 'run'"
+    again = polyfed.run(Experiment.load(run.folder / "config.yaml"), tmp_path / "b", quiet=True)
+    assert contents(again) == contents(run)
+    for path in (again.folder / "checkpoints").glob("round-*"):  # as if it was killed before the first
+        path.unlink()
+    assert contents(polyfed.resume(again.folder, quiet=True)) == contents(run)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_global_models_start_global_models_or_those_of_all_their_clients(
+    tiny: Config, tiny_run: Path, tmp_path: Path, method: str
+) -> None:
+    run = started(tiny, tiny_run, tmp_path / "a", algorithm={"name": method, "local_epochs": 1})
+    assert figures(run.folder, 0) == figures(tiny_run, run.experiment.initial.round)  # type: ignore[union-attr]
+    for name in ("paired", "image"):
+        assert f"the global model of '{name}'" in run.records.events[0].reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"initial": {"run": "nowhere"}}, "'.*nowhere' is not a run folder"),
+        ({"initial": {"run": "RUN", "round": 1}}, "no checkpoint of round 1; it has: round 3, round 2"),
+        ({"algorithm": "fedavg"}, "the model of 'image', and this method starts from others"),
+        ({"public": {"source": "scenes", "items": 12}}, "its public set has other words"),
+        ({"clients.image.count": 2}, "it has no client 'image-0'; did you mean 'image'"),
+        ({"clients.image.model.encoders.image.widths": [4, 8]}, r"the model of 'image' differs, first at 'enc.*\[4, 3"),
+        ({"privacy": {"reply": {"representations": 1.0, "noise_multiplier": 1.0}}}, "privacy does not go with initial"),
+    ],
+)
+def test_models_that_a_run_cannot_start_from(
+    config: Config, undisturbed: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    content = {**config, "initial": {"run": str(undisturbed)}}
+    overrides = [f"{key}={json.dumps(value).replace('RUN', str(undisturbed))}" for key, value in changes.items()]
+    with pytest.raises(polyfed.PolyfedError, match=message):
+        polyfed.run(Experiment.load(content, overrides), tmp_path / "a", quiet=True)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_without_initial_models_does_not_name_them(undisturbed: Path) -> None:
+    assert "initial" not in yaml.safe_load((undisturbed / "config.yaml").read_text())
