@@ -66,11 +66,11 @@ def short_table(recorded: Sequence[StudyRecord]) -> str:
     lines += [[row, *(_short(one, row) for one in known.values())] for row in sorted(rows, key=order.__getitem__)]
     left = {board_name(one): (not_run(one), len(one.study.rows)) for one in known.values()}
     texts = [
-        f"all rows with {title}" if len(own) >= count - 1 else f"with {title} {'; '.join(own)}"
+        f" {title[0].upper()}{title[1:]}: {'all rows' if len(own) >= count - 1 else '; '.join(own)}."
         for title, (own, count) in left.items()
         if own
     ]
-    return table(*lines) + (f"\n\nNot run yet: {markdown(', '.join(texts))}." if texts else "")
+    return table(*lines) + (f"\n\nNot run yet.{markdown(''.join(texts))}" if texts else "")
 
 
 def board_name(record: StudyRecord) -> str:
