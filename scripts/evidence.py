@@ -7,9 +7,9 @@
     make records                                        # takes over its records, and makes the pages
 
 Cells run from a clean clone of one commit, one thread each, in the order of insight per hour: the rows of the four main
-claims, the boards, the rest of the main tables, then all other items. Cells and records lie below runs/evidence, so
-that nothing in the checkout changes until ``make records``. A kill loses the cells that run; the same command goes
-on. A row that is complete has a drawn cell run again, from nothing, before it decides.
+claims, the boards and their maps, the rest of the main tables, then all other items. Cells and records lie below
+runs/evidence, so that nothing in the checkout changes until ``make records``. A kill loses the cells that run; the same
+command goes on. A row that is complete has a drawn cell run again, from nothing, before it decides.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ ROOT, QUEUE = PAPERS.parent, Path("runs") / "evidence"
 NOWHERE = Places()
 MAIN = ("creamfl/t1", "fedafd/t1", "fedaid/t1", "fedcola/t1")
 BOARDS = (SAME, OTHER, MODALITIES)
+MAPS = ("polyfed/gap-", "polyfed/unpaired-")
+"""Beginnings of the names of studies that take what a board chose: the boards with more and with fewer public items."""
 FIRST = ("creamfl/t1", "fedaid/t1", "fedafd/t1", "fedcola/t4")
 """Studies whose judged rows come before all else: the papers' main claims; FedCola's is in Table 4's regime."""
 SECONDS = {"creamfl": 18, "fedcola": 25, "fedafd": 30, "fedaid": 50, "polyfed/board": 25, "polyfed": 8}
@@ -192,9 +194,10 @@ def take(home: Path) -> list[str]:
 def tasks(home: Path = PAPERS) -> Iterator[Task]:
     """All studies in the order in which they run."""
     yield from (Task(name, True, home) for name in FIRST)
-    others = [name for name in STUDIES if name not in (*MAIN, *BOARDS)]
+    maps = [name for name in STUDIES if name.startswith(MAPS)]
+    others = [name for name in STUDIES if name not in (*MAIN, *BOARDS, *maps)]
     own = [name for name in others if name.startswith("polyfed/")]
-    yield from (Task(name, home=home) for name in (*BOARDS, *MAIN))
+    yield from (Task(name, home=home) for name in (*BOARDS, *maps, *MAIN))
     yield from (Task(name, home=home) for name in (*(one for one in others if one not in own), *own))
 
 
