@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+import which_method
 from paper_studies import STUDIES
 from polyfed.cli.console import prepared
 from polyfed.cli.main import app
@@ -190,6 +191,12 @@ def test_a_command_on_a_run_works(cli: Any, folder: Path, tiny_run: Path, comman
 )
 def test_a_run_of_a_page_loads(folder: Path, place: str, preset: str, settings: list[str]) -> None:
     Experiment.load(preset, settings)
+
+
+def test_every_command_that_which_method_may_show_loads() -> None:
+    for text in {leaf.command(row) for leaf in which_method.leaves() for row in leaf.rows()}:
+        command = Command("", (*shlex.split(text)[1:],))
+        assert Experiment.load(command.words[1], command.settings).plan, text
 
 
 def test_the_studies_of_pages_exist() -> None:
