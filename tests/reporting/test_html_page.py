@@ -167,7 +167,7 @@ def test_a_run_without_server_model_shows_its_clients(folder):
     assert "image, mean of 4: accuracy" in page.text
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "is damaged"), ("[]", "is damaged: it holds a list")])
+@pytest.mark.parametrize(("content", "message"), [("{", "is damaged"), ("[1]", "is damaged: it holds a list")])
 def test_damage_is_an_error_that_names_the_file(folder, content, message):
     (folder / "environment.json").write_text(content)
     with pytest.raises(RunError, match=rf"environment\.json {message}"):
