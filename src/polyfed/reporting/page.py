@@ -141,7 +141,7 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
     drawn, results = [figures[name] for name in figures if name == "beside"], _filled(summary.results_table)
-    first = PageSection("beside", "Alone and in the federation", drawn, results)
+    first = PageSection("beside", "What training together brings", drawn, results)
     content = {"first": first, "sections": sections, "figures": bool(figures)}
     return rendered_page("page.html.j2", title=summary.title, head=summary, **content)
 
