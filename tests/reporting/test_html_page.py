@@ -143,7 +143,7 @@ def test_an_empty_folder_has_a_page_without_parts(tmp_path):
 
 
 MISSING = {
-    "metrics.jsonl": {"beside", "next", "server", "curves", "inner", "events"},
+    "metrics.jsonl": {"gain", "next", "server", "curves", "inner", "events"},
     "partition.json": {"partition"},
     "config.yaml": {"next", "configuration"},
     "ledger.jsonl": {"traffic"},

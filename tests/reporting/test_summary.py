@@ -202,7 +202,7 @@ TOGETHER = "9 clients trained together without sharing their data: "
     [
         ({"server": recalled("r1_sum", 50.0, 30, 30)}, "the server reaches 50.0 % (sum of R@1)"),
         ({"server": accurate(54.0, 50, n=10_000)}, "is right in 54.0 % of cases, against 50.0 % by guessing."),
-        ({"server": accurate(54.0, 50, n=100)}, "against 50.0 % by guessing, which is no clear difference"),
+        ({"server": accurate(54.0, 50, n=100)}, "against 50.0 % by guessing, which is not clearly better"),
         ({"image-0": {"dice": 60.0}}, "a client of image, on average, finds outlines that overlap the"),
         ({"server": {"{x}": 7.0}}, "the server reaches 7.0 ({x})"),
         ({"server": {"loss": 7.0}}, "nothing was measured"),
@@ -248,7 +248,7 @@ def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
         assert one.table.notes[0] == "Percent. Clients: after their own last evaluation (round 12)."
         assert one.in_short in write_report(one.records).read_text()
     page, names = Page(html_report(mine)), [f"{site}, {how}" for site in ALONE for how in ("alone", "federation")]
-    assert page.parts[0] == "beside"
+    assert page.parts[0] == "gain"
     assert [title.partition(":")[0] for title in page.titles if title.partition(":")[0] in names] == names
 
 

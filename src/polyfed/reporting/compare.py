@@ -75,7 +75,7 @@ class Comparison:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison:
-    """Runs beside each other, those that differ only by their seed as one; result of ``polyfed.compare``.
+    """Runs next to each other, those that differ only by their seed as one; result of ``polyfed.compare``.
 
     A notebook shows its tables and its figure, ``print`` its tables.
 

@@ -91,7 +91,7 @@ def write_report(records: RunRecords) -> Path:
         .render(
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
-            chart=(records.folder / "plots" / "beside.png").is_file(),
+            chart=(records.folder / "plots" / "gain.png").is_file(),
             steps=[Markup(plain(command)) for _, command in summary.next_steps()],  # code, which knows no escapes
             tables=[Markup(table.markdown()) for table in shown if table.rows],
         )
@@ -140,8 +140,8 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
     """
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
-    drawn, results = [figures[name] for name in figures if name == "beside"], _filled(summary.results_table)
-    first = PageSection("beside", "What training together brings", drawn, results)
+    drawn, results = [figures[name] for name in figures if name == "gain"], _filled(summary.results_table)
+    first = PageSection("gain", "What training together brings", drawn, results)
     content = {"first": first, "sections": sections, "figures": bool(figures)}
     return rendered_page("page.html.j2", title=summary.title, head=summary, **content)
 
