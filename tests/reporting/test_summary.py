@@ -233,7 +233,7 @@ def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
     mine = of_sites(tmp_path / "mine", "fedavg", FEDERATED)
     command = "polyfed run mine/config.yaml --twin local --out mine-local"
     assert RunSummary(mine).baseline() == ("each site alone", command)
-    assert RunSummary(mine).table.rows[0][:4] == ("north: accuracy", "-", "50.00", "-")
+    assert RunSummary(mine).table.rows[0] == ("north: accuracy", "50.00", "25.00", "100")
     assert "what training together brings is not measured yet." in RunSummary(mine).in_short
     twin = of_sites(tmp_path / "mine-local", "local", ALONE)
     assert RunSummary(mine).baseline() is None
@@ -265,7 +265,7 @@ RECALLS |= {"a_to_b_positives_per_query": 5.0, "b_to_a_positives_per_query": 1.0
         (RECALLS, "mean R@1", ("30.00", "+0.0 (-19.0 to 19.0)", "2.00", "50")),  # the smaller gallery
         # pixels of all images together are not items; a metric of an own task may not be a share
         ({"dice": 60.0, "dice_of_constant": 9.0, "n": 50.0}, "dice", ("60.00", "+0.0", "9.00", "50")),
-        ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "-", "50")),
+        ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "50")),
     ],
 )
 def test_the_interval_of_a_sites_gain_is_that_of_its_metric_and_items(

@@ -250,7 +250,7 @@ class RunSummary:
 
     @property
     def results_table(self) -> TextTable:
-        """The results in numbers."""
+        """The results in numbers, without columns that are empty."""
         rows: list[dict[str, Cell]] = [
             {
                 "": f"{one.whose}: {_label(one.known.metric)}",
@@ -270,7 +270,7 @@ class RunSummary:
         server += f"; alone: round {alone.records.chosen.number}" if alone and alone is not self else ""
         has = {"Percent": True, server: self.records.metric_names(SERVER), last: rounds.keys() != {"-"}}
         note = ". ".join(part for part, is_shown in has.items() if is_shown)
-        return TextTable.of("Alone and in the federation", rows, (f"{note}.",))
+        return TextTable.of("Alone and in the federation", rows, (f"{note}.",), drop_empty=True)
 
     @cached_property
     def _pairs(self) -> Mapping[str, Sequence[RunSummary | None]]:
