@@ -84,7 +84,7 @@ def write_report(records: RunRecords) -> Path:
     seconds = sum(records.seconds.values())
     took = f" in {duration(seconds)}" if seconds else ""
     summary = RunSummary(records)
-    shown = (summary.results_table, *tables(records), *recorded_accounts(records.folder))
+    shown, results = (*tables(records), *recorded_accounts(records.folder)), summary.results_table
     text = (
         markdown_templates()
         .get_template("report.md.j2")
@@ -92,6 +92,7 @@ def write_report(records: RunRecords) -> Path:
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
             chart=(records.folder / "plots" / "gain.png").is_file(),
+            results=results.rows and Markup(results.markdown()),
             steps=[Markup(plain(command)) for _, command in summary.next_steps()],  # code, which knows no escapes
             tables=[Markup(table.markdown()) for table in shown if table.rows],
         )
