@@ -260,7 +260,7 @@ def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: 
     assert (code, err) == (0, "")
     assert out.count("taking part brings ") == 1
     assert re.search(r"north: accuracy +\d+\.\d\d +\d+\.\d\d +[+-]\d+\.\d \(-?[\d.]+ to ", out)
-    assert 'id="beside"' in Path("there/report.html").read_text()
+    assert 'id="gain"' in Path("there/report.html").read_text()
     shutil.rmtree("there")  # as if it was interrupted in between
     assert cli("run", config, "--with-alone", "--rounds", 1, "--out", "there")[0] == 0
     refused = "error: --with-alone: there-local is a run with other settings; choose another --out\n"

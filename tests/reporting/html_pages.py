@@ -12,7 +12,7 @@ from polyfed.reporting.page import html_report, page_templates
 from polyfed.runs.records import RunRecords
 
 MENU = ["server", "curves", "partition", "traffic", "clients", "inner", "events", "configuration", "reading"]
-ALL_PARTS = ["beside", "facts", "next", *MENU]
+ALL_PARTS = ["gain", "facts", "next", *MENU]
 
 
 class Page(HTMLParser):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from polyfed.reporting.compare import RunComparison
 from polyfed.reporting.page import html_report, write_report
+from polyfed.reporting.run_tables import clients_page_table
 from polyfed.reporting.summary import RunSummary, finished_twin, finished_zero_shot
 from polyfed.runs.records import RunRecords
 from run_folders import write_lines, write_measured, write_run
@@ -54,6 +54,9 @@ def accurate(value: float, constant: float, **sizes: float) -> Metrics:
 def recalled(name: str, value: float, images: float, texts: float) -> Metrics:
     positives = f"{name.rpartition('_')[0]}_positives_per_query"
     return {name: value, "gallery_image": images, "gallery_text": texts, positives: 1.0}
+
+
+FEW = accurate(54.0, 50.0, n=100.0)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +111,7 @@ def test_a_run_without_metrics(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
     assert "it has no metrics" in RunSummary(records(folder)).verdict
+    assert clients_page_table(records(folder)).notes == ("Clients were not evaluated (run.evaluate_clients).",)
 
 
 @pytest.mark.parametrize(
@@ -187,22 +191,19 @@ def test_the_gain_over_training_alone_has_an_interval_from_both(tmp_path: Path) 
     shown = [(one.whose, one.gain) for one in together.results]
     assert shown == [("image, mean of 2", "+30.0 (16.3 to 42.5)"), ("server", "-")]
     gain = "by guessing; training together brings a gain (+30.0 points, 95 % interval 16.3 to 42.5, one run)."
-    subject = "9 clients and a server trained {}: a client of image, on average, is right in"
-    first = subject.format("together without sharing their data")
-    assert together.in_short == f"{first} 50.0 % of cases, against 20.0 % alone and 25.0 % {gain}"
-    first = f"{subject.format('each alone')} 20.0 % of cases, against 25.0 % {gain}"
-    assert alone.in_short.replace("trained,", "trained") == first
-
-
-TOGETHER = "9 clients trained together without sharing their data: "
+    subject = ": a client of image, on average, is right in"
+    assert f"data{subject} 50.0 % of cases, against 20.0 % alone and 25.0 % {gain}" in together.in_short
+    assert f"trained, each alone{subject} 20.0 % of cases, against 25.0 % {gain}" in alone.in_short
 
 
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        ({"server": recalled("r1_sum", 50.0, 30, 30)}, "the server reaches 50.0 % (sum of R@1)"),
-        ({"server": accurate(54.0, 50, n=10_000)}, "is right in 54.0 % of cases, against 50.0 % by guessing."),
-        ({"server": accurate(54.0, 50, n=100)}, "against 50.0 % by guessing, which is no clear difference"),
+        (
+            {"server": accurate(54.0, 50, n=10_000)},
+            "the server is right in 54.0 % of cases, against 50.0 % by guessing.",
+        ),
+        ({"server": FEW}, "the server is right in 54.0 % of cases, against 50.0 % by guessing, which is not"),
         ({"image-0": {"dice": 60.0}}, "a client of image, on average, finds outlines that overlap the"),
         ({"server": {"{x}": 7.0}}, "the server reaches 7.0 ({x})"),
         ({"server": {"loss": 7.0}}, "nothing was measured"),
@@ -211,8 +212,7 @@ TOGETHER = "9 clients trained together without sharing their data: "
 def test_the_first_sentence_is_plain_english(tmp_path: Path, measured: Any, expected: str) -> None:
     folder = write_run(tmp_path / "run")
     write_measured(folder, measured)
-    sentence = RunSummary(records(folder)).in_short
-    assert (sentence.startswith(TOGETHER), expected in sentence) == (True, True), sentence
+    assert f"9 clients trained together without sharing their data: {expected}" in RunSummary(records(folder)).in_short
 
 
 # ---- by site
@@ -233,7 +233,7 @@ def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
     mine = of_sites(tmp_path / "mine", "fedavg", FEDERATED)
     command = "polyfed run mine/config.yaml --twin local --out mine-local"
     assert RunSummary(mine).baseline() == ("each site alone", command)
-    assert RunSummary(mine).table.rows[0][:4] == ("north: accuracy", "-", "50.00", "-")
+    assert RunSummary(mine).table.rows[0] == ("north: accuracy", "50.00", "25.00", "100")
     assert "what training together brings is not measured yet." in RunSummary(mine).in_short
     twin = of_sites(tmp_path / "mine-local", "local", ALONE)
     assert RunSummary(mine).baseline() is None
@@ -247,8 +247,11 @@ def test_each_site_gets_its_gain_by_taking_part(tmp_path: Path) -> None:
         assert one.table.rows[0] == ("north: accuracy", "20.00", "50.00", "+30.0 (16.3 to 42.5)", "25.00", "100")
         assert one.table.notes[0] == "Percent. Clients: after their own last evaluation (round 12)."
         assert one.in_short in write_report(one.records).read_text()
+    table = clients_page_table(mine)
+    (shown,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == "north")
+    assert [shown[name] for name in ("accuracy", "alone", "gain")] == ["50.00", "20.00", "+30.0 (16.3 to 42.5)"]
     page, names = Page(html_report(mine)), [f"{site}, {how}" for site in ALONE for how in ("alone", "federation")]
-    assert page.parts[0] == "beside"
+    assert page.parts[0] == "gain"
     assert [title.partition(":")[0] for title in page.titles if title.partition(":")[0] in names] == names
 
 
@@ -262,7 +265,7 @@ RECALLS |= {"a_to_b_positives_per_query": 5.0, "b_to_a_positives_per_query": 1.0
         (RECALLS, "mean R@1", ("30.00", "+0.0 (-19.0 to 19.0)", "2.00", "50")),  # the smaller gallery
         # pixels of all images together are not items; a metric of an own task may not be a share
         ({"dice": 60.0, "dice_of_constant": 9.0, "n": 50.0}, "dice", ("60.00", "+0.0", "9.00", "50")),
-        ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "-", "50")),
+        ({"answers": 7.0, "n": 50.0}, "answers", ("7.00", "+0.0", "50")),
     ],
 )
 def test_the_interval_of_a_sites_gain_is_that_of_its_metric_and_items(
@@ -303,15 +306,9 @@ def test_a_twin_that_is_not_finished_or_is_damaged_is_left_alone(tmp_path: Path)
     assert RunSummary(mine).baseline() is None
 
 
-def test_the_table_has_ten_lines_at_most_however_many_groups_there_are(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    write_measured(folder, {f"site{k}": accurate(1.0 * k, 25) for k in range(40)})
-    holding = {"source": "s", "split": "train", "items": 1, "samples": 1, "labels": None, "index": [0]}
-    held = {f"site{k}": {"group": f"site{k}", **holding} for k in range(40)}
-    (folder / "partition.json").write_text(json.dumps(held))
-    rows = RunSummary(records(folder)).table.rows
-    assert len(rows) == 8
-    assert rows[-1][0] == "... more in the report"
+def test_the_table_has_ten_lines_at_most_however_many_sites_there_are(tmp_path: Path) -> None:
+    rows = RunSummary(of_sites(tmp_path / "run", "fedavg", {f"site{k}": 1.0 * k for k in range(40)})).table.rows
+    assert (len(rows), rows[-1][0]) == (8, "... more in the report")
 
 
 def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_servers(tmp_path: Path) -> None:
@@ -319,10 +316,9 @@ def test_clients_have_the_rounds_of_their_own_last_evaluations_next_to_the_serve
     line = {"kind": "test", "metrics": {"accuracy": 60.0}}
     measured = [("server", 0), ("server", 4), ("image-0", 3), ("image-1", 2), ("image-1", 5), ("text-0", 4)]
     write_lines(folder / "metrics.jsonl", [line | {"participant": who, "round": at} for who, at in measured])
-    own = "own last evaluation (round 3 to 5)."
-    server = "Server: model of round 4, the last"
-    assert RunSummary(records(folder)).table.notes[0] == f"Percent. {server}. Clients: after their {own}"
-    assert own in RunComparison.of([records(folder)]).table.notes[1]
+    note = "Percent. Server: model of round 4, the last. Clients: after their own last evaluation (round 3 to 5)."
+    assert RunSummary(records(folder)).table.notes[0] == note
+    assert note[-33:] in RunComparison.of([records(folder)]).table.notes[1]
 
 
 def test_commands_can_be_typed_as_they_stand(tmp_path: Path) -> None:
@@ -340,7 +336,6 @@ def test_chances_of_clients_are_averaged_as_their_figures_are(tmp_path: Path) ->
     assert (judged.meaning, judged.unit) == ("The sum of R@1 of the one client that has it", " of 200")
 
 
-FEW = accurate(54.0, 50.0, n=100.0)
 FOLDS = {"image_to_text_r@1_5fold": 2.0, "gallery_text_5fold": 100.0, "image_to_text_positives_per_query_5fold": 1.0}
 MANY = FEW | {"n": 10_000.0}
 

@@ -75,7 +75,7 @@ class Comparison:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison:
-    """Runs beside each other, those that differ only by their seed as one; result of ``polyfed.compare``.
+    """Runs next to each other, those that differ only by their seed as one; result of ``polyfed.compare``.
 
     A notebook shows its tables and its figure, ``print`` its tables.
 
@@ -205,11 +205,8 @@ class RunComparison:
 
     @property
     def _ordered(self) -> list[Comparison]:
-        def rank(item: Comparison) -> float:
-            first = next(iter(item.metrics.values()), Spread(math.nan)).mean
-            return math.inf if math.isnan(first) else -first
-
-        return sorted(self.entries, key=rank)
+        first = {id(item): next(iter(item.metrics.values()), Spread(math.nan)).mean for item in self.entries}
+        return sorted(self.entries, key=lambda item: (math.isnan(first[id(item)]), -first[id(item)]))
 
     def to_json(self) -> list[dict[str, Any]]:
         """One plain row per configuration: ``<metric>`` is the mean, ``<metric> std`` its spread, ``rounds`` those of

@@ -84,14 +84,15 @@ def write_report(records: RunRecords) -> Path:
     seconds = sum(records.seconds.values())
     took = f" in {duration(seconds)}" if seconds else ""
     summary = RunSummary(records)
-    shown = (summary.results_table, *tables(records), *recorded_accounts(records.folder))
+    shown, results = (*tables(records), *recorded_accounts(records.folder)), summary.results_table
     text = (
         markdown_templates()
         .get_template("report.md.j2")
         .render(
             title=f"{records.name}: {records.rounds} rounds{took}, {len(records.clients)} clients",
             summary=summary,
-            chart=(records.folder / "plots" / "beside.png").is_file(),
+            chart=(records.folder / "plots" / "gain.png").is_file(),
+            results=results.rows and Markup(results.markdown()),
             steps=[Markup(plain(command)) for _, command in summary.next_steps()],  # code, which knows no escapes
             tables=[Markup(table.markdown()) for table in shown if table.rows],
         )
@@ -140,8 +141,8 @@ def html_report(records: RunRecords, *, figures: Mapping[str, FigureSheet] | Non
     """
     figures = run_figures(records) if figures is None else figures
     summary, sections = RunSummary(records), _sections(records, figures, samples)
-    drawn, results = [figures[name] for name in figures if name == "beside"], _filled(summary.results_table)
-    first = PageSection("beside", "Alone and in the federation", drawn, results)
+    drawn, results = [figures[name] for name in figures if name == "gain"], _filled(summary.results_table)
+    first = PageSection("gain", "What training together brings", drawn, results)
     content = {"first": first, "sections": sections, "figures": bool(figures)}
     return rendered_page("page.html.j2", title=summary.title, head=summary, **content)
 

@@ -1,7 +1,7 @@
 """Figures of a run, for its report and, as PNG files, for ``plots/`` in its folder: eight kinds of charts.
 
 By round: recalls of the server, its other metrics, values that the method recorded, metrics of clients, and bytes. By
-name: the federation beside training alone, items by class, and sizes of the clients' data.
+name: the federation and training alone, items by class, and sizes of the clients' data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_figures(records: RunRecords) -> dict[str, FigureSheet]:
     }
     traffic = stacked_chart(f"Sent per round (total {records.total_bytes() / MIB:,.1f} MiB)", "MiB", sent)
     sheets = {
-        "beside": sheet_of(f"{records.name}: alone and in the federation", paired_bars(RunSummary(records).results)),
+        "gain": sheet_of(f"{records.name}: alone and in the federation", paired_bars(RunSummary(records).results)),
         "server": sheet_of(f"{records.name}: server", _informative(server_charts(records))),
         "recorded": sheet_of(f"{records.name}: recorded by the method", _informative(recorded_charts(records))),
         "clients": sheet_of(f"{records.name}: clients, test", _informative(client_charts(records))),
@@ -75,7 +75,7 @@ def paired_bars(results: Sequence[PairedResult]) -> list[BarRows]:
     rows, marks = dict[str, list[BarPart]](), dict[str, float]()
     for one in results[: _MOST_BARS // 2]:
         for colour, (how, figure) in enumerate({"alone": one.alone, "federation": one.federated}.items()):
-            if figure and figure.scale > 0:
+            if figure and 0 <= figure.value <= figure.scale:
                 name = f"{one.whose}, {how}"
                 marks |= {name: figure.chance} if figure.chance > 0 else {}
                 rows[name] = [BarPart(figure.value, format_number(figure.value, 1), colour, interval=figure.interval)]

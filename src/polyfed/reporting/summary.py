@@ -250,7 +250,7 @@ class RunSummary:
 
     @property
     def results_table(self) -> TextTable:
-        """The results in numbers."""
+        """The results in numbers, without columns that are empty."""
         rows: list[dict[str, Cell]] = [
             {
                 "": f"{one.whose}: {_label(one.known.metric)}",
@@ -270,7 +270,7 @@ class RunSummary:
         server += f"; alone: round {alone.records.chosen.number}" if alone and alone is not self else ""
         has = {"Percent": True, server: self.records.metric_names(SERVER), last: rounds.keys() != {"-"}}
         note = ". ".join(part for part, is_shown in has.items() if is_shown)
-        return TextTable.of("Alone and in the federation", rows, (f"{note}.",))
+        return TextTable.of("Alone and in the federation", rows, (f"{note}.",), drop_empty=True)
 
     @cached_property
     def _pairs(self) -> Mapping[str, Sequence[RunSummary | None]]:
@@ -301,8 +301,7 @@ class RunSummary:
         names = [*records.site_names][: _MOST_NAMED + 1]
         who = f"{number} client{'s' * (number != 1)}{' and a server' if records.section('server') else ''}"
         who = f"{', '.join(names[:-1])} and {names[-1]}" if 1 < len(names) <= _MOST_NAMED else who
-        is_local = _algorithm(records) == _TWINS["clients"]
-        how = "trained, each alone" if is_local else "trained together without sharing their data"
+        how = "trained, each alone" if _algorithm(records) == "local" else "trained together without sharing their data"
         opening = f"{who} {how}: " if number else "Without clients, "
         unknown = "; what training together brings is not measured yet" if self.baseline() else ""
         if not results:
@@ -318,7 +317,7 @@ class RunSummary:
         text += f", against {' and '.join(others)}" if others else ""
         if one.gain == "-":
             is_poor = known.chance > 0 and not known.is_above_chance
-            return f"{text}{', which is no clear difference' * is_poor}{unknown}."
+            return f"{text}{', which is not clearly better' * is_poor}{unknown}."
         sure = ", ".join([f"{one.difference:+.1f} points", *_interval_in_words(one.interval), "one run"])
         return f"{text}; training together brings {one.outcome} ({sure})."
 
@@ -470,9 +469,9 @@ class RunSummary:
         if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
             steps.append(("the untouched encoders", _twin_command(folder, "zero-shot")))
         if chosen_model(saved_models(records.folder), None) is not None:
-            judged = [records.section("server").get("source"), *records.section("data").get("sources", {}), ""]
-            source = shlex.quote(str(next(one for one in judged if one is not None)))
-            steps.append(("the model on any data", f"polyfed evaluate {run} --data {source}"))
+            sources = records.section("data").get("sources") or [""]
+            judged = records.section("server").get("source") or next(iter(sources))
+            steps.append(("the model on any data", f"polyfed evaluate {run} --data {shlex.quote(str(judged))}"))
             steps.append(("the model without polyfed", f"polyfed export {run}"))
         return steps
 
