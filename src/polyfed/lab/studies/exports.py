@@ -62,13 +62,13 @@ def _cells(results: Results) -> Frame:
 
 
 def _tuning(results: Results) -> Frame:
-    kinds, rows = dict.fromkeys(kind for item in results.chosen.values() for kind in item.factors), []
+    names, rows = dict.fromkeys(name for item in results.chosen.values() for name in item.factors), []
     for (row, point, seed), item in results.chosen.items():
         settings = "; ".join(f"{path}={value:g}" for path, value in item.settings.items())
         score = item.scores.get(choice_label(item.factors), math.nan)
-        factors = (item.factors.get(kind, math.nan) for kind in kinds)
+        factors = (item.factors.get(name, math.nan) for name in names)
         rows.append((row, *point, seed, *factors, settings, score, len(item.scores), "; ".join(item.ends)))
-    return ("row", *results.study.axes, "seed", *kinds, "settings", "validation", "tried", "at an end"), rows
+    return ("row", *results.study.axes, "seed", *names, "settings", "validation", "tried", "at an end"), rows
 
 
 def _claims(results: Results) -> Frame:
@@ -123,17 +123,17 @@ def _latex(text: str) -> str:
 
 def latex_text(results: Results) -> str:
     """A table of booktabs: rows x columns at each point, with the difference to the reference behind each outcome."""
-    study, digits = results.study, {name: column.digits for name, column in results.study.columns.items()}
+    study = results.study
     minus = {name: f"minus {results.reference}" for name, column in study.columns.items() if column.is_outcome}
     heads = [*study.axes, *(head for name in study.columns for head in (name, minus.get(name)) if head)]
     caption = (
-        f"{study.title}: mean ± standard deviation over {len(study.seeds)} seeds, in bold the best at each point, "
+        f"{study.title}: mean ± standard deviation (seeds: {len(study.seeds)}), in bold the best at each point, "
         f"ceilings aside; minus {results.reference}: mean difference (interval), and the verdict of judged claims."
     )
     lines = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in difference_notes(study))]
     lines += ["\\begin{table}", "\\centering", f"\\caption{{{_latex(caption)}}}"]
     lines += [f"\\begin{{tabular}}{{l{'l' * len(study.axes)}{'r' * (len(heads) - len(study.axes))}}}", "\\toprule"]
-    lines += [_latex_line(["", *map(_latex, heads)])]
+    lines += [" & ".join(["", *map(_latex, heads)]) + r" \\"]
     for point in study.points:
         lines += ["\\midrule"]
         best = {name: _best(results, point, name) for name in minus}
@@ -142,13 +142,9 @@ def latex_text(results: Results) -> str:
             for name in study.columns:
                 text = _latex(cell_text(results, row, point, name))
                 cells += [f"\\textbf{{{text}}}" if row in best.get(name, ()) else text]
-                cells += [_latex(_difference_text(results, row, point, name, digits[name]))] if name in minus else []
-            lines += [_latex_line(cells)]
+                cells += [_latex(_difference_text(results, row, point, name))] if name in minus else []
+            lines += [" & ".join(cells) + r" \\"]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
-
-
-def _latex_line(cells: Sequence[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"
 
 
 def _best(results: Results, point: Point, column: str) -> list[str]:
@@ -160,11 +156,11 @@ def _best(results: Results, point: Point, column: str) -> list[str]:
     return [row for row, mean in finite.items() if mean == best]
 
 
-def _difference_text(results: Results, row: str, point: Point, column: str, digits: int) -> str:
+def _difference_text(results: Results, row: str, point: Point, column: str) -> str:
     """``+4.1 (+3.3 to +4.9), above``; empty for the reference."""
     if (item := reference_contest(results, row, point, column)) is None:
         return ""
-    estimate, interval = difference_texts(item, digits)
+    estimate, interval = difference_texts(item, results.study.columns[column].digits)
     within = f" ({interval})" if interval != "-" else ""
     return f"{estimate}{within}{f', {item.verdict}' if item.in_words else ''}"
 

@@ -290,7 +290,7 @@ class Results:
             with code_of(folder, allow_code):
                 study = _study(yaml_content((folder / STUDY).read_text(encoding="utf-8")))
             return cls.from_json(study, file_json((folder / RESULTS).read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 
     @classmethod
@@ -321,14 +321,12 @@ def _study(content: Any) -> Study:
     try:
         return parse_settings(Study, content)
     except ConfigError:
-        rows = {name: {key: own for key, own in row.items() if key != "tune"} for name, row in content["rows"].items()}
-        columns = {
-            name: {key: own for key, own in column.items() if own is not None}
-            for name, column in content["columns"].items()
-        }
-        return parse_settings(
-            Study, content | {"rows": rows, "columns": columns, "tuning": None, "claims": {}, "figures": []}
-        )
+        for row in content["rows"].values():
+            row.pop("tune", None)
+        for column in content["columns"].values():
+            if column.get("effect", 1) is None:  # the default, of costs
+                del column["effect"]
+        return parse_settings(Study, content | {"tuning": None, "claims": {}, "figures": []})
 
 
 def _complete(
