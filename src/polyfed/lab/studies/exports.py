@@ -108,7 +108,7 @@ def _csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-_LATEX = {
+_LATEX: dict[str, str | int | None] = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
     **{sign: f"{{{sign}}}" for sign in "[]*"},  # which are arguments of the end of a line

@@ -184,9 +184,9 @@ class Results:
             is_on_it = claim.left[0].column == column and claim.labels <= {"", label}
             if is_on_it and [one.row for one in claim.operands] == [left, right]:
                 return item
-        sides = [(Operand(row, column, label),) for row in (left, right)]
+        own, other = (Operand(row, column, label) for row in (left, right))
         sample = self.difference((left, point, column), (right, point, column))
-        return self._shown(Claim(f"{left} > {right} on {column}", *sides, ">"), sample)
+        return self._shown(Claim(f"{left} > {right} on {column}", (own,), (other,), ">"), sample)
 
     def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
         """A row against another at a point, and the verdict in words where a claim on just that is judged."""
