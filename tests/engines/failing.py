@@ -64,7 +64,8 @@ class Mistaken(FedAvg):
             sent[first] = torch.cat([sent[first], sent[first]])
         if self.how == "debugger":
             raise BdbQuit
-        reply = Reply(weights=Weights(sent), num_examples=client.num_examples)
+        count_name = "num_example" if self.how == "name" else "num_examples"
+        reply = Reply(weights=Weights(sent), **{count_name: client.num_examples})
         return None if self.how == "return" else reply  # type: ignore[return-value]
 
     def regulariser(self, client: Client) -> Regulariser:

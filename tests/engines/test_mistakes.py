@@ -45,6 +45,7 @@ SAID = {
     "return": rf": TypeError: {STEP} returned None; return a Reply",
     "nan": rf", {STEP}: weights: tensor '\S+' has NaN or infinite values; the loss was nan in optimisation step 3 of 4",
     "shape": rf", {STEP}: weights are not what was asked for, first at '\S+': float32 \[16\], expected \S+ \[8\]",
+    "name": rf", {STEP}: reply lacks 'num_examples' \(int\); did you mean 'num_example', which it has\?",
 }
 
 

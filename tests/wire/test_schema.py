@@ -143,6 +143,8 @@ def test_a_reply_has_exactly_what_is_declared() -> None:
     ]:
         with pytest.raises(PayloadError, match=message):
             schema.require_reply(reply(**fields))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match=r"no field 'num_example', .*; did you mean 'num_examples'\?"):
+        _ = Reply(num_examples=3).num_example
 
 
 @pytest.mark.parametrize(

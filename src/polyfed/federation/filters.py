@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.aggregation.mean import accumulator
-from polyfed.core.errors import ConfigError, ExchangeError, PayloadError
+from polyfed.core.errors import ConfigError, ExchangeError, PayloadError, nearest
 from polyfed.federation.client import ClientInfo
 from polyfed.federation.trainer import first_not_finite
 from polyfed.federation.types import by_architecture, outline_of, require_outline
@@ -70,11 +70,12 @@ class Reply:
         self.payload = Payload(self.payload.scalars)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            # through __dict__: to ask for ``self.payload`` would end here again if it is not set
-            return self.__dict__["payload"].fields[name]
-        except KeyError as error:
-            raise AttributeError(f"the reply has no field '{name}', or its tensors have been released") from error
+        # through __dict__: to ask for ``self.payload`` would end here again if it is not set
+        fields = self.__dict__["payload"].fields if "payload" in self.__dict__ else {}
+        if name not in fields:
+            released = "or its tensors have been released"
+            raise AttributeError(f"the reply has no field '{name}', {released}; {nearest(name, fields)}")
+        return fields[name]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from matplotlib.colors import to_hex
 
 from polyfed.core.errors import ConfigError, RunError
@@ -90,6 +92,12 @@ def test_what_is_saved_is_what_is_loaded(loaded: Load, tmp_path: Path) -> None:
     again = Results.load(tmp_path)
     assert again.to_json() == own.to_json()
     assert markdown_text(again) == markdown_text(own)
+    of_040 = own.to_json() | {"code": ["0.4.0"], "chosen": [{"row": "prox", "point": [], "scores": {"": [1.0, 2.0]}}]}
+    (tmp_path / "results.json").write_text(json.dumps(of_040))
+    content = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    content["columns"]["MiB"]["effect"] = content["rows"]["prox"]["tune"] = None
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(content | {"tuning": {"seeds": [1]}}, sort_keys=False))
+    assert markdown_text(Results.load(tmp_path)) == markdown_text(replace(own, study=loaded(seeds=3), chosen={}))
     replace(own, study=loaded(seeds=2)).save(tmp_path)
     with pytest.raises(RunError, match=r"figures of seeds \[2\], which its study lacks"):
         Results.load(tmp_path)

@@ -18,7 +18,7 @@ from polyfed.core.files import whole, write_atomically
 from polyfed.core.untrusted import file_json
 from polyfed.data.source import path_of
 from polyfed.lab.studies.column import ColumnSettings
-from polyfed.lab.studies.search import Choice, Number, PatternSearch, Tunable, choice_label
+from polyfed.lab.studies.search import Choice, Number, PatternSearch, Tunable, choice_label, items_of
 from polyfed.lab.studies.study import Overrides, Point, Study, Tuning, is_set_by, point_label
 from polyfed.runs.config_files import read_config
 from polyfed.runs.experiment import Experiment
@@ -244,18 +244,11 @@ def _paths(content: Any, keys: list[str], path: str) -> Iterator[list[str]]:
         yield keys
         return
     at = keys.index("*")
-    section = reduce(_below, keys[:at], content)
-    names = [str(name) for name in (range(len(section)) if isinstance(section, list) else section or ())]
-    if not names:
+    section = reduce(lambda section, key: dict(items_of(section)).get(key), keys[:at], content)
+    if not (names := [str(name) for name, _ in items_of(section)]):
         raise ConfigError(f"{path}: '{'.'.join(keys[:at])}' is empty, so that * matches no name")
     for name in names:
         yield from _paths(content, [*keys[:at], name, *keys[at + 1 :]], path)
-
-
-def _below(section: Any, key: str) -> Any:
-    if isinstance(section, list):
-        return section[int(key)] if key.isdigit() and int(key) < len(section) else None
-    return section.get(key) if isinstance(section, Mapping) else None
 
 
 # ---- figures of a complete cell

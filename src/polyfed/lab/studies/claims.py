@@ -193,18 +193,11 @@ class Judgement:
         return "undecided" if self.why or self.comparison is None else self.comparison.verdict
 
     @property
-    def p(self) -> float:
-        """P-value of the test; NaN of exact figures, and where nothing is decided before any test."""
-        return math.nan if self.comparison is None or self.why or self._is_exact else self.comparison.p
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Interval of the test; NaN of exact figures."""
-        return (math.nan, math.nan) if self.comparison is None or self._is_exact else self.comparison.interval
-
-    @property
-    def _is_exact(self) -> bool:
-        return self.sample is not None and self.sample.is_exact
+    def tested(self) -> tuple[float, float, float]:
+        """Interval and p of the test; NaN of exact figures, and p where nothing is decided before any test."""
+        if self.comparison is None or (self.sample and self.sample.is_exact):
+            return math.nan, math.nan, math.nan
+        return *self.comparison.interval, math.nan if self.why else self.comparison.p
 
     @property
     def is_seen(self) -> bool:

@@ -15,6 +15,7 @@ from polyfed.core.distributions import student_reach
 from polyfed.core.errors import ConfigError, nearest
 from polyfed.core.files import write_atomically
 from polyfed.lab.studies.cells import cell_label
+from polyfed.lab.studies.claims import Judgement
 from polyfed.lab.studies.figures import draw_study, drawings_of, role_of
 from polyfed.lab.studies.results import Results
 from polyfed.lab.studies.search import choice_label
@@ -27,7 +28,26 @@ Frame = tuple[Sequence[str], Sequence[tuple[Any, ...]]]
 
 # ---- frames
 
-_NONE = (math.nan, math.nan)
+_MINUS = ("difference", "difference low", "difference high", "p", "verdict")
+
+
+def _minus(item: Judgement | None) -> tuple[Any, ...]:
+    """Estimate, interval, p and verdict."""
+    if item is None or item.comparison is None:
+        return *[math.nan] * 4, item.in_words if item else ""
+    return item.comparison.estimate, *item.tested, item.in_words
+
+
+def _summary(results: Results) -> Frame:
+    study, rows = results.study, list[tuple[Any, ...]]()
+    for row in study.rows:
+        for point, column in product(study.points_of(row), study.columns):
+            spread, seeds = results.spread(row, point, column), len(results.at(row, point, column))
+            reach = student_reach(seeds - 1) * spread.std / math.sqrt(seeds) if seeds > 1 else math.nan
+            mean = seeds, spread.mean, spread.std, spread.mean - reach, spread.mean + reach
+            minus = _minus(reference_contest(results, row, point, column))
+            rows += [(row, *point, column, *mean, *minus)] if seeds else []
+    return ("row", *study.axes, "column", "seeds", "mean", "std", "low", "high", *_MINUS), rows
 
 
 def _cells(results: Results) -> Frame:
@@ -41,58 +61,26 @@ def _cells(results: Results) -> Frame:
     return ("row", *study.axes, "seed", *study.columns, "cell"), rows
 
 
-def _summary(results: Results) -> Frame:
-    study, rows = results.study, list[tuple[Any, ...]]()
-    for row in study.rows:
-        for point, column in product(study.points_of(row), study.columns):
-            spread, seeds = results.spread(row, point, column), len(results.at(row, point, column))
-            reach = student_reach(seeds - 1) * spread.std / math.sqrt(seeds) if seeds > 1 else math.nan
-            item = reference_contest(results, row, point, column)
-            low, high = item.interval if item else _NONE
-            difference = item.comparison.estimate if item and item.comparison else math.nan
-            judged = (item.p, item.in_words) if item else (math.nan, "")
-            of_mean = spread.mean, spread.std, spread.mean - reach, spread.mean + reach
-            rows += [(row, *point, column, seeds, *of_mean, difference, low, high, *judged)] if seeds else []
-    of_mean, minus = ("mean", "std", "low", "high"), ("difference", "difference low", "difference high")
-    return ("row", *study.axes, "column", "seeds", *of_mean, *minus, "p", "verdict"), rows
-
-
 def _tuning(results: Results) -> Frame:
-    kinds = dict.fromkeys(kind for item in results.chosen.values() for kind in item.factors)
-    rows = []
+    names, rows = dict.fromkeys(name for item in results.chosen.values() for name in item.factors), []
     for (row, point, seed), item in results.chosen.items():
-        label, settings = (
-            choice_label(item.factors),
-            "; ".join(f"{key}={value:g}" for key, value in item.settings.items()),
-        )
-        score = item.scores.get(label, math.nan)
-        factors = (item.factors.get(kind, math.nan) for kind in kinds)
+        settings = "; ".join(f"{path}={value:g}" for path, value in item.settings.items())
+        score = item.scores.get(choice_label(item.factors), math.nan)
+        factors = (item.factors.get(name, math.nan) for name in names)
         rows.append((row, *point, seed, *factors, settings, score, len(item.scores), "; ".join(item.ends)))
-    return ("row", *results.study.axes, "seed", *kinds, "settings", "validation", "tried", "at an end"), rows
+    return ("row", *results.study.axes, "seed", *names, "settings", "validation", "tried", "at an end"), rows
 
 
 def _claims(results: Results) -> Frame:
     rows = [
-        (
-            item.claim.title,
-            item.claim.kind or "secondary",
-            item.in_words,
-            len(item.sample.seeds) if item.sample else 0,
-            item.comparison.estimate if item.comparison else math.nan,
-            *item.interval,
-            item.p,
-        )
-        for item in results.evidence()
+        (one.claim.title, one.claim.kind or "secondary", len(one.sample.seeds) if one.sample else 0, *_minus(one))
+        for one in results.evidence()
     ]
-    return ("claim", "about", "verdict", "seeds", "difference", "low", "high", "p"), rows
+    return ("claim", "about", "seeds", *_MINUS), rows
 
 
-FRAMES: Mapping[str, Callable[[Results], Frame]] = {
-    "summary": _summary,
-    "cells": _cells,
-    "tuning": _tuning,
-    "claims": _claims,
-}
+FRAMES = {"summary": _summary, "cells": _cells, "tuning": _tuning, "claims": _claims}
+"""Name -> what makes the frame."""
 
 # ---- files
 
@@ -120,7 +108,7 @@ def _csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-_LATEX = {
+_LATEX: dict[str, str | int | None] = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
     **{sign: f"{{{sign}}}" for sign in "[]*"},  # which are arguments of the end of a line
@@ -135,17 +123,17 @@ def _latex(text: str) -> str:
 
 def latex_text(results: Results) -> str:
     """A table of booktabs: rows x columns at each point, with the difference to the reference behind each outcome."""
-    study, digits = results.study, {name: column.digits for name, column in results.study.columns.items()}
+    study = results.study
     minus = {name: f"minus {results.reference}" for name, column in study.columns.items() if column.is_outcome}
     heads = [*study.axes, *(head for name in study.columns for head in (name, minus.get(name)) if head)]
     caption = (
-        f"{study.title}: mean ± standard deviation over {len(study.seeds)} seeds, in bold the best at each point, "
+        f"{study.title}: mean ± standard deviation (seeds: {len(study.seeds)}), in bold the best at each point, "
         f"ceilings aside; minus {results.reference}: mean difference (interval), and the verdict of judged claims."
     )
     lines = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in difference_notes(study))]
     lines += ["\\begin{table}", "\\centering", f"\\caption{{{_latex(caption)}}}"]
     lines += [f"\\begin{{tabular}}{{l{'l' * len(study.axes)}{'r' * (len(heads) - len(study.axes))}}}", "\\toprule"]
-    lines += [_latex_line(["", *map(_latex, heads)])]
+    lines += [" & ".join(["", *map(_latex, heads)]) + r" \\"]
     for point in study.points:
         lines += ["\\midrule"]
         best = {name: _best(results, point, name) for name in minus}
@@ -154,13 +142,9 @@ def latex_text(results: Results) -> str:
             for name in study.columns:
                 text = _latex(cell_text(results, row, point, name))
                 cells += [f"\\textbf{{{text}}}" if row in best.get(name, ()) else text]
-                cells += [_latex(_difference_text(results, row, point, name, digits[name]))] if name in minus else []
-            lines += [_latex_line(cells)]
+                cells += [_latex(_difference_text(results, row, point, name))] if name in minus else []
+            lines += [" & ".join(cells) + r" \\"]
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
-
-
-def _latex_line(cells: Sequence[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"
 
 
 def _best(results: Results, point: Point, column: str) -> list[str]:
@@ -172,11 +156,11 @@ def _best(results: Results, point: Point, column: str) -> list[str]:
     return [row for row, mean in finite.items() if mean == best]
 
 
-def _difference_text(results: Results, row: str, point: Point, column: str, digits: int) -> str:
+def _difference_text(results: Results, row: str, point: Point, column: str) -> str:
     """``+4.1 (+3.3 to +4.9), above``; empty for the reference."""
     if (item := reference_contest(results, row, point, column)) is None:
         return ""
-    estimate, interval = difference_texts(item, digits)
+    estimate, interval = difference_texts(item, results.study.columns[column].digits)
     within = f" ({interval})" if interval != "-" else ""
     return f"{estimate}{within}{f', {item.verdict}' if item.in_words else ''}"
 

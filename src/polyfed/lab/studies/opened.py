@@ -34,7 +34,7 @@ def open_study(study: Path | str, *, allow_code: bool = False) -> OpenStudy:
         allow_code: Import columns and analyses that the study names by import path, see ``polyfed.open_run``.
 
     Raises:
-        RunError: There is no such study, there are several, or its files are damaged.
+        RunError: The study does not exist, its name fits several, or its files are damaged.
         ConfigError: The study names code, which is not allowed.
     """
     folder = _study_folder(Path(study))

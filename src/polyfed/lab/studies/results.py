@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +184,9 @@ class Results:
             is_on_it = claim.left[0].column == column and claim.labels <= {"", label}
             if is_on_it and [one.row for one in claim.operands] == [left, right]:
                 return item
-        sides = [(Operand(row, column, label),) for row in (left, right)]
+        own, other = (Operand(row, column, label) for row in (left, right))
         sample = self.difference((left, point, column), (right, point, column))
-        return self._shown(Claim(f"{left} > {right} on {column}", *sides, ">"), sample)
+        return self._shown(Claim(f"{left} > {right} on {column}", (own,), (other,), ">"), sample)
 
     def against(self, left: str, right: str, point: Point, column: str) -> tuple[Comparison | None, str]:
         """A row against another at a point, and the verdict in words where a claim on just that is judged."""
@@ -259,13 +259,9 @@ class Results:
         ]
         chosen = [
             {
-                "row": row,
-                "point": list(point),
-                "seed": seed,
-                "factors": dict(item.factors),
-                "settings": dict(item.settings),
+                **{"row": row, "point": list(point), "seed": seed},
+                **asdict(item),
                 "scores": {name: one if math.isfinite(one) else None for name, one in item.scores.items()},
-                "ends": list(item.ends),
             }
             for (row, point, seed), item in sorted(self.chosen.items(), key=str)
         ]
@@ -292,9 +288,9 @@ class Results:
         require_plain(folder)
         try:
             with code_of(folder, allow_code):
-                study = parse_settings(Study, yaml_content((folder / STUDY).read_text(encoding="utf-8")))
+                study = _study(yaml_content((folder / STUDY).read_text(encoding="utf-8")))
             return cls.from_json(study, file_json((folder / RESULTS).read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"'{folder}' is damaged ({type(error).__name__}: {error}); run the study again") from error
 
     @classmethod
@@ -310,12 +306,27 @@ class Results:
         }
         if others := {seed for by_seed in values.values() for seed in by_seed} - {*study.all_seeds}:
             raise ValueError(f"figures of seeds {sorted(others)}, which its study lacks")
-        chosen = {(entry["row"], tuple(entry["point"]), entry["seed"]): _chosen(entry) for entry in content["chosen"]}
+        entries = [entry for entry in content["chosen"] if "seed" in entry]  # those of 0.4.0 were means over seeds
+        chosen = {(entry["row"], tuple(entry["point"]), entry["seed"]): _chosen(entry) for entry in entries}
         causes, cells, code = content["causes"], content["cells"], content["code"]
+        code = dict.fromkeys(study.rows, code) if isinstance(code, list) else code
         curves = {(entry["row"], tuple(entry["point"])): curve_of(entry) for entry in content.get("curves", ())}
         # what such a choice adds to the spread over seeds is in no seed's figure, so that no test counts it
         once = {row: _TUNED_ONCE for row, _, seed in chosen if seed is None}
         return cls(study, values, chosen, causes, cells, code, content.get("replies", {}), curves, once)
+
+
+def _study(content: Any) -> Study:
+    """The study; one of 0.4.0 without tuning, claims and figures, whose settings and rules were others."""
+    try:
+        return parse_settings(Study, content)
+    except ConfigError:
+        for row in content["rows"].values():
+            row.pop("tune", None)
+        for column in content["columns"].values():
+            if column.get("effect", 1) is None:  # the default, of costs
+                del column["effect"]
+        return parse_settings(Study, content | {"tuning": None, "claims": {}, "figures": []})
 
 
 def _complete(

@@ -123,13 +123,13 @@ class Runner:
                 if not self._stopped and self.budget is not None and time.monotonic() - begun > self.budget:
                     self._stopped = "the budget is spent; the same command goes on"
                     break
-                while self._due and workers.is_free and not self._stopped:
+                while self._due and len(workers.running) < self.jobs and not self._stopped:
                     self._start(workers)
                 if outcomes := workers.wait(_POLL):
                     for outcome in outcomes:
                         self._take(outcome)
                     self._save()
-                running = {self._cells[key].label: workers.activity(key) for key in workers.running}
+                running = {self._cells[key].label: workers.activities.get(key, "") for key in workers.running}
                 left = len(self._due) + len(running) + len(self._waiting)
                 seconds_left = fmean(self._seconds) * left / self.jobs if self._seconds else None
                 self.listener(Progress(len(self._done), len(self._failures), left, running, seconds_left))

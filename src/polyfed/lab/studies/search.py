@@ -73,7 +73,7 @@ class PatternSearch:
     def advance(self, figures: Callable[[Choice], float | None]) -> list[Choice]:
         """Go on as far as figures are known, which else are None; returns the candidates due then, none at the end."""
         while due := self._due():
-            known = [(choice, found) for choice in due if (found := figures(choice)) is not None]
+            known = [(choice, figure) for choice in due if (figure := figures(choice)) is not None]
             if len(known) < len(due):
                 return due
             self.scores += known
@@ -199,7 +199,7 @@ class Tunable:
 
 
 def _is_usable(experiment: Experiment, path: str, value: Number, factors: Sequence[float]) -> bool:
-    """Whether the setting takes a value beside its own, and that has an effect."""
+    """Whether the setting takes another value, and that has an effect."""
     if path.startswith(_OF_TRAINING) and experiment.algorithm.server_passes == 0:
         return False  # the server averages, and never trains
     alone = Tunable(experiment, {"": Kind({path: value}, factors)})
@@ -213,7 +213,7 @@ def _numbers(content: Any, path: str) -> Iterator[tuple[str, Number]]:
         level = {
             f"{above}.{name}".lstrip("."): item
             for above, section in level.items()
-            for name, item in _items(section)
+            for name, item in items_of(section)
             if key in ("*", name)
         }
     for place, value in level.items():
@@ -221,7 +221,8 @@ def _numbers(content: Any, path: str) -> Iterator[tuple[str, Number]]:
             yield place, value
 
 
-def _items(section: Any) -> Iterator[tuple[str, Any]]:
+def items_of(section: Any) -> Iterator[tuple[str, Any]]:
+    """Names and contents of the sections below one; numbers in a list, none of a value."""
     if isinstance(section, Mapping):
         yield from section.items()
     elif isinstance(section, list):

@@ -142,7 +142,7 @@ def difference_texts(item: Judgement, digits: int) -> list[str]:
     """Estimate and interval of a difference, dashes without one."""
     if item.comparison is None:
         return ["-", "-"]
-    (low, high), form = item.interval, f"+.{digits}f"
+    (low, high, _), form = item.tested, f"+.{digits}f"
     return [f"{item.comparison.estimate:{form}}", "-" if math.isnan(low) else f"{low:{form}} to {high:{form}}"]
 
 
@@ -184,7 +184,8 @@ def claims_tables(results: Results) -> list[TextTable]:
 
 def claim_evidence(item: Judgement, study: Study) -> list[str]:
     """Claim, subject, verdict, seeds, difference, interval and p, all of one test."""
-    p_text = "< 0.001" if item.p < 0.001 else format_number(item.p, 3)
+    p = item.tested[2]
+    p_text = "< 0.001" if p < 0.001 else format_number(p, 3)
     return [item.claim.title, str(item.claim.kind), item.in_words, *_evidence(item, study), p_text]
 
 

@@ -171,20 +171,17 @@ class Workers:
     Attributes:
         jobs: Most processes.
         gpus: Number of GPUs, assigned in turn.
+        activities: Cell -> its preparation, such as ``encoding cifar100: 3,200 of 24,000``; empty while it trains.
     """
 
     jobs: int
     gpus: int = 0
+    activities: dict[str, str] = field(default_factory=dict)
     _running: dict[str, tuple[ForkServerProcess, Connection, float, int]] = field(default_factory=dict)
-    _activities: dict[str, str] = field(default_factory=dict)
 
     @property
     def running(self) -> tuple[str, ...]:
         return tuple(self._running)
-
-    @property
-    def is_free(self) -> bool:
-        return len(self._running) < self.jobs
 
     def start(self, key: str, order: Order) -> None:
         # forked from a process that has only imported: without the time of imports, and without threads
@@ -197,10 +194,6 @@ class Workers:
         process.start()
         sender.close()  # a killed process then ends the connection
         self._running[key] = (process, receiver, time.monotonic(), slot)
-
-    def activity(self, key: str) -> str:
-        """Current preparation of a cell, such as ``encoding cifar100: 3,200 of 24,000``; empty while it trains."""
-        return self._activities.get(key, "")
 
     def wait(self, timeout: float) -> list[CellOutcome]:
         """Cells that end within ``timeout`` seconds; returns at the first message."""
@@ -217,10 +210,10 @@ class Workers:
             process.join()
             ending, text = "failed", f"its process ended with code {process.exitcode}; was there too little memory?"
         if ending == _AT_WORK:
-            self._activities[key] = text
+            self.activities[key] = text
             return None
         del self._running[key]
-        self._activities.pop(key, None)
+        self.activities.pop(key, None)
         process.join()
         receiver.close()
         return CellOutcome(key, ending, text, time.monotonic() - begun)
