@@ -68,7 +68,8 @@ def run_command(
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
     short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
-    short_options["initial.run"] = start and str(start.resolve())  # a file's own paths start beside it
+    if start is not None:
+        short_options["initial.run"] = str(start.resolve())  # paths of a file start from its folder
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
@@ -84,6 +85,8 @@ def run_command(
         folder = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
         run_sweep(source, experiments[0], settings.all_overrides(short_options), sweep, seeds_of_runs, folder)
         return
+    from polyfed.runs.carried import with_round
+
     local = {**short_options, "twin.kind": "local"}
     alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
@@ -95,8 +98,9 @@ def run_command(
         folder = folder or free_folder(Path("runs") / name)
         if its_twin is not None:  # a federation's summary shows its gain over a finished twin
             local_folder = folder.with_name(f"{folder.name}-local")
-            start = its_twin.start  # a run keeps the paths below it as relative ones
-            if local_folder.exists() and open_run(local_folder).experiment.to_yaml(start) != its_twin.to_yaml(start):
+            top = its_twin.start  # a run keeps the paths below it as relative ones
+            asked = with_round(its_twin).to_yaml(top)
+            if local_folder.exists() and open_run(local_folder).experiment.to_yaml(top) != asked:
                 raise ConfigError(f"--with-alone: {local_folder} is a run with other settings; choose another --out")
             _run(its_twin, local_folder, f"the same command, with --out {shlex.quote(str(folder))}")
         _run(experiment, folder)

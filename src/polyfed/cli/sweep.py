@@ -45,7 +45,7 @@ def run_sweep(
     if folder.exists():
         raise ConfigError(f"--out {folder}: exists; choose another, or go on with a study by polyfed study run")
     common = dict(map(override_in, overrides))
-    if (initial := with_round(experiment).initial) is not None:  # the name of a cell tells rounds apart
+    if (initial := with_round(experiment).initial) is not None:  # part of the identity of a cell
         common["initial.round"] = initial.round
     axes = axes_of(sweep, common)
     content = {

@@ -59,7 +59,7 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
 
 
 def with_round(experiment: Experiment) -> Experiment:
-    """The experiment, whose initial models, if they are another run's, name the round."""
+    """The experiment with the round of its initial models filled in."""
     if experiment.initial is None:
         return experiment
     run, checkpoint = _checkpoint(experiment.initial)
@@ -151,7 +151,9 @@ class CarriedModels:
             server.update_weights({name: take(_GLOBAL.format(name), it) for name, it in server.weights.items()})
         is_complete = bool(taken) or not server.has_model
         versions = dict[str, StateVersion]()
-        for client in server.clients if states is not None and (own or averaged) else ():
+        for client in server.clients if own or averaged else ():
+            if states is None:
+                break
             if client.id not in (there := self.run.records.holdings):
                 raise self._refusal(f"it has no client '{client.id}'; {nearest(client.id, there)}")
             name = _CLIENTS.format(client.id) if own else _GLOBAL.format(server.type_of(client))
