@@ -81,9 +81,8 @@ def run_command(
         from polyfed.cli.study import STUDIES
         from polyfed.cli.sweep import run_sweep
 
-        seeds_of_runs = [experiment.run.seed for experiment in experiments]
-        folder = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
-        run_sweep(source, experiments[0], settings.all_overrides(short_options), sweep, seeds_of_runs, folder)
+        new = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
+        run_sweep(source, experiments, settings.all_overrides(short_options), sweep, new)
         return
     from polyfed.runs.carried import with_round
 

@@ -21,16 +21,15 @@ _FIXED = ("run.seed", "run.threads", "run.output.plots")
 
 
 def run_sweep(
-    source: str, experiment: Experiment, overrides: Sequence[str], sweep: Sequence[str], seeds: list[int], folder: Path
+    source: str, experiments: Sequence[Experiment], overrides: Sequence[str], sweep: Sequence[str], folder: Path
 ) -> None:
     """Write a study of an experiment over a grid of settings into a new folder, run it, and print its table.
 
     Args:
         source: Preset, or file of the experiment.
-        experiment: The experiment with the overrides.
+        experiments: The experiment with the overrides, with each seed.
         overrides: ``path.to.key=value`` of all runs.
         sweep: ``path.to.key=value,value`` of each axis.
-        seeds: Seeds of each run.
         folder: Folder of the study.
 
     Raises:
@@ -44,7 +43,7 @@ def run_sweep(
 
     if folder.exists():
         raise ConfigError(f"--out {folder}: exists; choose another, or go on with a study by polyfed study run")
-    common = dict(map(override_in, overrides))
+    experiment, common = experiments[0], dict(map(override_in, overrides))
     if (initial := with_round(experiment).initial) is not None:  # part of the identity of a cell
         common["initial.round"] = initial.round
     axes = axes_of(sweep, common)
@@ -52,7 +51,7 @@ def run_sweep(
         "title": f"{experiment.name}: {', '.join(axes)}",
         "base": str(Path(source).resolve()) if Path(source).is_file() else source,
         "set": {path: value for path, value in common.items() if path != "run.seed"},
-        "seeds": seeds,
+        "seeds": [one.run.seed for one in experiments],
         "rows": {experiment.name: {}},
         "columns": {**_metrics(experiment), "MiB": {"name": "traffic"}},
         "axes": {path: {"setting": path, "values": values} for path, values in axes.items()},
