@@ -71,7 +71,11 @@ def test_a_kill_while_the_configuration_changes_leaves_a_valid_one(
         ),
         (("server", "training"), {"schedule": DROPS}, "but server.training.schedule: 'steps' spreads over 3 "),
         ((), {"aggregation": {"secure": "pairwise_masks"}}, "the keys of masks are made for 3"),
-        ((), {"privacy": {"reply": {"representations": 1.0}, "budget": {"epsilon": 8.0}}}, "noise is calibrated"),
+        (
+            (),
+            {"privacy": {"reply": {"representations": 1.0, "noise_multiplier": 1.0}}},
+            "noise and budget are planned for 3",
+        ),
         (("run",), {"engine": {"name": "flower", "superlink": "host:1", "sites": ["a"]}}, "the sites have agreed"),
     ],
 )

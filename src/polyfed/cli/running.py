@@ -89,7 +89,7 @@ def run_command(
     local = {**short_options, "twin.kind": "local"}
     alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
-        _dry_run(experiments[0])
+        _dry_run(with_round(experiments[0]))
         return
     for experiment, its_twin in zip_longest(experiments, alone):
         name = f"{experiment.name}-seed{experiment.run.seed}"

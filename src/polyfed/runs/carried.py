@@ -43,7 +43,7 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
     obstacles = {
         "run.engine: the sites have agreed to": before.run.engine.is_deployed,
         "aggregation.secure: the keys of masks are made for": before.aggregation.secure is not None,
-        "privacy.budget.epsilon: the noise is calibrated to": before.policy.privacy != longer.policy.privacy,
+        "privacy: noise and budget are planned for": before.privacy is not None,  # draws depend on the number, too
         **{f"{path}: {reason}": True for path, reason in spread.items()},
     }
     is_other = rounds != before.run.rounds or before.run.engine.is_deployed
