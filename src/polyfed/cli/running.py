@@ -182,7 +182,7 @@ def resume_command(
 ) -> None:
     """Continue a run after its last complete round, also to more rounds than it was begun for.
 
-    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-demo-seed0 --rounds 40
+    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-fedavg-seed0 --rounds 40
     """
     from polyfed.reporting.api import resume
 
