@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Self
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from polyfed.runs.settings import InitialModels
 from polyfed.wire.messages import StateVersion
 
 log = logging.getLogger(__name__)
-_SHOWN = 4
+_SHOWN = 160  # characters
 _START: StateVersion = (0, 0)  # version of the states that clients have before their first step
 _SERVERS, _GLOBAL, _CLIENTS = "the server's model", "the global model of '{}'", "the model of '{}'"
 
@@ -164,9 +165,8 @@ class CarriedModels:
         is_lost = own and not averaged and not versions and server.clients
         if not taken or is_lost or not is_complete:
             raise self._refusal(f"it has {', '.join(self.models) or 'none'}, and this method starts from others")
-        shown = list(dict.fromkeys(taken))
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        return f"{', '.join(shown[:_SHOWN])}{more}, after round {self.round} of '{self.run.name}'", versions
+        shown = shorten(", ".join(dict.fromkeys(taken)), _SHOWN, placeholder=" ...")
+        return f"{shown}, after round {self.round} of '{self.run.name}'", versions
 
     def _fitting(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of a model, on the device of those in whose place they come."""
