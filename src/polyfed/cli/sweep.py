@@ -13,6 +13,7 @@ import typer
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.core.moved import moved_path
 from polyfed.core.untrusted import yaml_content
+from polyfed.lab.studies.study_files import setting_label
 from polyfed.runs.config_files import config_text, override_in
 from polyfed.runs.experiment import Experiment
 
@@ -96,7 +97,8 @@ def axes_of(sweep: Sequence[str], common: Mapping[str, Any]) -> dict[str, list[A
             raise ConfigError(f"--sweep {text}: not values of YAML with ',' between them: {error}") from error
         if len(values) < 2:
             raise ConfigError(f"--sweep {text}: give two values or more, as {name}=0.1,0.3; --set sets one")
-        if double := [value for number, value in enumerate(values) if value in values[:number]]:
+        labels = list(map(setting_label, values))
+        if double := [label for number, label in enumerate(labels) if label in labels[:number]]:
             raise ConfigError(f"--sweep {text}: has {double[0]} twice; give each value once")
         for other in (*_FIXED, *common, *axes):
             if f"{other}.".startswith(f"{path}."):
