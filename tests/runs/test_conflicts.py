@@ -11,7 +11,7 @@ from polyfed.algorithms.fedavg import FedAvg
 from polyfed.core.settings import parse_settings
 from polyfed.privacy.settings import AggregationSettings, PrivacySettings
 from polyfed.runs.conflicts import CONFLICTS, Choice, Feature, conflicts
-from polyfed.runs.settings import RunSettings
+from polyfed.runs.settings import InitialModels, RunSettings
 from small_federations import METHODS, Config
 
 
@@ -34,15 +34,20 @@ COUNTED: dict[str, Any] = {"name": "creamfl", "teacher": {"weights": "count"}}
 ALIGNED = {"name": "creamfl", "teacher": {"weights": "count", "alignment": {"kind": "procrustes"}}}
 
 
-def choice(algorithm: Any = "fedavg", run: Any = None, privacy: Any = None, **aggregation: Any) -> Choice:
+def choice(
+    algorithm: Any = "fedavg", run: Any = None, privacy: Any = None, initial: Any = None, **aggregation: Any
+) -> Choice:
     method = parse_settings(Algorithm, algorithm if isinstance(algorithm, dict) else {"name": algorithm})
     private = None if privacy is None else parse_settings(PrivacySettings, privacy)
-    return Choice(method, AggregationSettings(**aggregation), parse_settings(RunSettings, run or {}), private)
+    settings = AggregationSettings(**aggregation), parse_settings(RunSettings, run or {})
+    return Choice(method, *settings, private, initial and InitialModels(run=initial))
 
 
 ROWS: tuple[Config, ...] = (
     {"run": DEPLOYED | {"pace": {"name": "sync", "clients": "drawn"}}},
     {"run": DEPLOYED | {"attackers": "noise"}},
+    {"run": DEPLOYED, "initial": "other"},
+    {"privacy": {"reply": {"weights": 1.0, "noise_multiplier": 1.0}}, "initial": "other"},
     {"algorithm": "server_only"} | LATE,
     {"algorithm": "fedaid"} | LATE,
     {"algorithm": {"name": "fedavg", "averaging": "residual"}} | LATE,

@@ -68,7 +68,8 @@ def run_command(
     if seeds is not None and seed is not None:
         raise ConfigError(f"--seeds {seeds} and --seed {seed} exclude each other; give one of them")
     short_options = {"run.engine.name": engine, "run.rounds": rounds, "run.device": device, "twin.kind": twin}
-    short_options["initial.run"] = start and str(start.resolve())  # a file's own paths start beside it
+    if start is not None:
+        short_options["initial.run"] = str(start.resolve())  # paths of a file start from its folder
     numbers = [seed] if seeds is None else numbers_in("--seeds", seeds)
     # all are loaded before the first runs: a mistake in one shows at once
     experiments = [settings.load(source, {**short_options, "run.seed": number}) for number in numbers]
@@ -80,14 +81,15 @@ def run_command(
         from polyfed.cli.study import STUDIES
         from polyfed.cli.sweep import run_sweep
 
-        seeds_of_runs = [experiment.run.seed for experiment in experiments]
-        folder = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
-        run_sweep(source, experiments[0], settings.all_overrides(short_options), sweep, seeds_of_runs, folder)
+        new = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
+        run_sweep(source, experiments, settings.all_overrides(short_options), sweep, new)
         return
+    from polyfed.runs.carried import with_round
+
     local = {**short_options, "twin.kind": "local"}
     alone = [settings.load(source, {**local, "run.seed": number}) for number in numbers] if with_alone else []
     if dry_run:
-        _dry_run(experiments[0])
+        _dry_run(with_round(experiments[0]))
         return
     for experiment, its_twin in zip_longest(experiments, alone):
         name = f"{experiment.name}-seed{experiment.run.seed}"
@@ -95,8 +97,9 @@ def run_command(
         folder = folder or free_folder(Path("runs") / name)
         if its_twin is not None:  # a federation's summary shows its gain over a finished twin
             local_folder = folder.with_name(f"{folder.name}-local")
-            start = its_twin.start  # a run keeps the paths below it as relative ones
-            if local_folder.exists() and open_run(local_folder).experiment.to_yaml(start) != its_twin.to_yaml(start):
+            top = its_twin.start  # a run keeps the paths below it as relative ones
+            asked = with_round(its_twin).to_yaml(top)
+            if local_folder.exists() and open_run(local_folder).experiment.to_yaml(top) != asked:
                 raise ConfigError(f"--with-alone: {local_folder} is a run with other settings; choose another --out")
             _run(its_twin, local_folder, f"the same command, with --out {shlex.quote(str(folder))}")
         _run(experiment, folder)
@@ -175,7 +178,7 @@ def resume_command(
 ) -> None:
     """Continue a run after its last complete round, also to more rounds than it was begun for.
 
-    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-demo-seed0 --rounds 40
+    Examples: polyfed resume runs/scenes-demo-seed0; polyfed resume runs/scenes-fedavg-seed0 --rounds 40
     """
     from polyfed.reporting.api import resume
 

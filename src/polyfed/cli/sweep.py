@@ -13,6 +13,7 @@ import typer
 from polyfed.core.errors import ConfigError, PolyfedError
 from polyfed.core.moved import moved_path
 from polyfed.core.untrusted import yaml_content
+from polyfed.lab.studies.study_files import setting_label
 from polyfed.runs.config_files import config_text, override_in
 from polyfed.runs.experiment import Experiment
 
@@ -21,16 +22,15 @@ _FIXED = ("run.seed", "run.threads", "run.output.plots")
 
 
 def run_sweep(
-    source: str, experiment: Experiment, overrides: Sequence[str], sweep: Sequence[str], seeds: list[int], folder: Path
+    source: str, experiments: Sequence[Experiment], overrides: Sequence[str], sweep: Sequence[str], folder: Path
 ) -> None:
     """Write a study of an experiment over a grid of settings into a new folder, run it, and print its table.
 
     Args:
         source: Preset, or file of the experiment.
-        experiment: The experiment with the overrides.
+        experiments: The experiment with the overrides, with each seed.
         overrides: ``path.to.key=value`` of all runs.
         sweep: ``path.to.key=value,value`` of each axis.
-        seeds: Seeds of each run.
         folder: Folder of the study.
 
     Raises:
@@ -44,15 +44,15 @@ def run_sweep(
 
     if folder.exists():
         raise ConfigError(f"--out {folder}: exists; choose another, or go on with a study by polyfed study run")
-    common = dict(map(override_in, overrides))
-    if (initial := with_round(experiment).initial) is not None:  # the name of a cell tells rounds apart
+    experiment, common = experiments[0], dict(map(override_in, overrides))
+    if (initial := with_round(experiment).initial) is not None:  # part of the identity of a cell
         common["initial.round"] = initial.round
     axes = axes_of(sweep, common)
     content = {
         "title": f"{experiment.name}: {', '.join(axes)}",
         "base": str(Path(source).resolve()) if Path(source).is_file() else source,
         "set": {path: value for path, value in common.items() if path != "run.seed"},
-        "seeds": seeds,
+        "seeds": [one.run.seed for one in experiments],
         "rows": {experiment.name: {}},
         "columns": {**_metrics(experiment), "MiB": {"name": "traffic"}},
         "axes": {path: {"setting": path, "values": values} for path, values in axes.items()},
@@ -97,7 +97,8 @@ def axes_of(sweep: Sequence[str], common: Mapping[str, Any]) -> dict[str, list[A
             raise ConfigError(f"--sweep {text}: not values of YAML with ',' between them: {error}") from error
         if len(values) < 2:
             raise ConfigError(f"--sweep {text}: give two values or more, as {name}=0.1,0.3; --set sets one")
-        if double := [value for number, value in enumerate(values) if value in values[:number]]:
+        labels = list(map(setting_label, values))
+        if double := [label for number, label in enumerate(labels) if label in labels[:number]]:
             raise ConfigError(f"--sweep {text}: has {double[0]} twice; give each value once")
         for other in (*_FIXED, *common, *axes):
             if f"{other}.".startswith(f"{path}."):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Self
 
 from torch import Tensor
@@ -24,7 +25,7 @@ from polyfed.runs.settings import InitialModels
 from polyfed.wire.messages import StateVersion
 
 log = logging.getLogger(__name__)
-_SHOWN = 4
+_SHOWN = 160  # characters
 _START: StateVersion = (0, 0)  # version of the states that clients have before their first step
 _SERVERS, _GLOBAL, _CLIENTS = "the server's model", "the global model of '{}'", "the model of '{}'"
 
@@ -43,7 +44,7 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
     obstacles = {
         "run.engine: the sites have agreed to": before.run.engine.is_deployed,
         "aggregation.secure: the keys of masks are made for": before.aggregation.secure is not None,
-        "privacy.budget.epsilon: the noise is calibrated to": before.policy.privacy != longer.policy.privacy,
+        "privacy: noise and budget are planned for": before.privacy is not None,  # draws depend on the number, too
         **{f"{path}: {reason}": True for path, reason in spread.items()},
     }
     is_other = rounds != before.run.rounds or before.run.engine.is_deployed
@@ -59,7 +60,7 @@ def lengthened(run: Run, rounds: int) -> tuple[Experiment, str]:
 
 
 def with_round(experiment: Experiment) -> Experiment:
-    """The experiment, whose initial models, if they are another run's, name the round."""
+    """The experiment with the round of its initial models filled in."""
     if experiment.initial is None:
         return experiment
     run, checkpoint = _checkpoint(experiment.initial)
@@ -151,7 +152,9 @@ class CarriedModels:
             server.update_weights({name: take(_GLOBAL.format(name), it) for name, it in server.weights.items()})
         is_complete = bool(taken) or not server.has_model
         versions = dict[str, StateVersion]()
-        for client in server.clients if states is not None and (own or averaged) else ():
+        for client in server.clients if own or averaged else ():
+            if states is None:
+                break
             if client.id not in (there := self.run.records.holdings):
                 raise self._refusal(f"it has no client '{client.id}'; {nearest(client.id, there)}")
             name = _CLIENTS.format(client.id) if own else _GLOBAL.format(server.type_of(client))
@@ -162,9 +165,8 @@ class CarriedModels:
         is_lost = own and not averaged and not versions and server.clients
         if not taken or is_lost or not is_complete:
             raise self._refusal(f"it has {', '.join(self.models) or 'none'}, and this method starts from others")
-        shown = list(dict.fromkeys(taken))
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        return f"{', '.join(shown[:_SHOWN])}{more}, after round {self.round} of '{self.run.name}'", versions
+        shown = shorten(", ".join(dict.fromkeys(taken)), _SHOWN, placeholder=" ...")
+        return f"{shown}, after round {self.round} of '{self.run.name}'", versions
 
     def _fitting(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of a model, on the device of those in whose place they come."""

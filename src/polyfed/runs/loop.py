@@ -74,14 +74,15 @@ class Loop:
 
     def resume(self, setup: Callable[[], None], config: str = "") -> None:
         """From the last complete round, by another ``config`` if one is given; without such a round after ``setup``."""
-        if config:
-            self.folder.change_config(config)
         self.folder.mend_history()
-        if not self.folder.has_checkpoints():  # killed before the first was complete
+        done = self.restore() if self.folder.has_checkpoints() else None
+        if done is None:  # killed before the first was complete
             self.folder.rewind_logs(dict.fromkeys(LOGS, 0))  # lines of a round that did not become complete
             setup()
+        if config:  # nothing is refused any more
+            self.folder.change_config(config)
+        if done is None:
             return self.start()
-        done = self.restore()
         self._announce(done)
         return self._rounds(done + 1)
 

@@ -107,9 +107,9 @@ class Session:
 
     def resume(self, config: str = "") -> None:
         """Go on after the last complete round, by another ``config`` if one is given."""
-        self._serve(lambda: self.loop().resume(self._setup, config))
+        self._serve(lambda: self.loop().resume(self.setup, config))
 
-    def _setup(self) -> None:
+    def setup(self) -> None:
         """Prepare the method, from the models of another run if the experiment names one."""
         initial, setup = self.experiment.initial, self.experiment.algorithm.setup
         if initial is None:
@@ -229,7 +229,7 @@ class Session:
 
     def _begin(self) -> None:
         # setup may refuse the clients, so nothing is written before
-        self._setup()
+        self.setup()
         start = self.experiment.start
         config = self.experiment.to_yaml(start)  # which names nothing of this machine
         accounts = {

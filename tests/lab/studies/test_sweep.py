@@ -44,7 +44,7 @@ def test_a_sweep_is_a_study_that_its_last_line_runs_again(capsys: pytest.Capture
         (["--sweep", "local_epochs"], "--sweep local_epochs: needs the form KEY=VALUE,VALUE"),
         (["--sweep", "algorithm.local_epochs=1"], "give two values or more"),
         (["--sweep", "algorithm.local_epochs=1,[2"], "not values of YAML"),
-        (["--sweep", "algorithm.local_epochs=1,1"], "has 1 twice"),
+        (["--sweep", "algorithm.local_epochs=1,1.0"], "has 1 twice"),
         (["--sweep", "algorithm.local_epoch=1,2"], "algorithm: unknown key 'local_epoch'; did you mean 'local_epochs'"),
         (["--sweep", "algorithm.local_epochs=1,-2"], "-2"),
         (["--sweep", "algorithm=fedavg,fedprx"], "did you mean 'fedprox'"),

@@ -281,7 +281,7 @@ def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
         idle = _Meter(False, meter.device)
         engine = _Metered(session.hosting.here(), idle)
         session.attach(engine)
-        experiment.algorithm.setup(session.server)
+        session.setup()
         for at in range(1, number + 1):
             engine.meter = meter if at == number else idle
             ledger = one_round(session, at, engine.meter.of(SERVER))
@@ -465,7 +465,7 @@ def _tried(session: Session) -> tuple[dict[str, ModelSize], dict[str, Moved]]:
     site.spec, site.few = site.spec.model_copy(update={"algorithm": algorithm}), few
     session.attach(StrictEngine(site))
     server = session.server
-    algorithm.setup(server)
+    session.setup()
     few.cut(server)
     first = min(algorithm.rounds_without_clients + 1, experiment.run.rounds)
     for number in range(first, min(first + _TRIED, experiment.run.rounds + 1)):
