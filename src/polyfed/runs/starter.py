@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -14,15 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import yaml
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
@@ -40,9 +37,7 @@ from polyfed.data.tables import SplitTable, StoredSource, fitting_rows, with_fol
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from polyfed.runs.templates import flow, template
 
 # ---- number of test items that separates a middling figure from chance
 
@@ -898,7 +893,7 @@ class Starter:
         folder = self.file.absolute().parent
         weights = self.encoders.weights
         every = [*self.sources, *([self.public] if self.public else [])]
-        text: str = _template().render(
+        text: str = template("starter.yaml").render(
             starter=self,
             weights=weights and os.path.relpath(weights, folder),
             needs=NEEDS,
@@ -911,12 +906,6 @@ class Starter:
             data=data_of_sites(self.sources, folder),
         )
         return text + "\n"
-
-
-def flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20)
-    return text.removesuffix("\n...\n").strip()
 
 
 def data_of_sites(sources: Sequence[StarterSource], folder: Path) -> tuple[str, dict[str, str]]:
@@ -964,13 +953,3 @@ def typed_columns(table: SplitTable, apart: Collection[str] = ()) -> pa.Table:
         is_read = pa.types.is_string(entry.type) or pa.types.is_large_string(entry.type)
         columns[entry.name] = table.read(entry.name) if is_read else pa.nulls(table.count(), entry.type)
     return pa.table(columns)
-
-
-@functools.cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    text = resources.files("polyfed.runs").joinpath("starter.yaml.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["flow"] = flow
-    return environment.from_string(text)
