@@ -108,11 +108,8 @@ def init_command(
     init method Bounded
     """
     if name or str(file) == _METHOD:
-        given = [
-            one.opts[0]
-            for one in context.command.params
-            if one.opts[0].startswith("-") and context.get_parameter_source(str(one.name)).name == "COMMANDLINE"
-        ]
+        sources = {one.opts[0]: context.get_parameter_source(str(one.name)) for one in context.command.params[2:]}
+        given = [option for option, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
         _write_method(file, name, given)
         return
     from polyfed.core.files import paths_from, write_atomically
@@ -178,7 +175,7 @@ def _write_method(first: Path, name: str, options: Sequence[str]) -> None:
     Raises:
         ConfigError: the command is of neither form, or the name is not one.
     """
-    from polyfed.runs.starter_method import StarterMethod
+    from polyfed.runs.starter_method import COMMANDS, StarterMethod
 
     if str(first) != _METHOD:
         raise ConfigError(f"init {first} {name}: one file at a time; or give init method NAME")
@@ -189,7 +186,7 @@ def _write_method(first: Path, name: str, options: Sequence[str]) -> None:
     for path in method.write(Path()):
         typer.echo(f"written: {path}")
     typer.echo(f"next:\n  cd {method.module}")
-    for command, use in method.commands.items():
+    for command, use in COMMANDS.items():
         typer.echo(f"  {command:<42}  # {use}")
 
 

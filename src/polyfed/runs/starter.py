@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -239,6 +240,11 @@ NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "table": ("table", "label"),
 }
 _WITH_PUBLIC = ("change_distillation", "creamfl")
+UNPAIRED = (
+    "public items without a partner: public.unpaired: {image: N, text: N} takes N further items as images alone, N as "
+    "texts alone, from which the method learns too; they are drawn from the public pairs, as no folder of images "
+    "without captions can be named yet; what they bring: docs/how-to/which-method.md"
+)
 STARTERS = (*_WITH_PUBLIC, "fedavg")
 """Methods of a first experiment; with a public set the first, else the last."""
 
@@ -376,19 +382,16 @@ def bare_source(path: Path, options: Mapping[str, Any]) -> tuple[Parquet | Arrow
     given = {key: value for key, value in options.items() if key != "together"}
     reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
     given |= {"reading": reading} if reading else {}
-    reader = _reader(path, {key: value for key, value in given.items() if key != "where"})
+    is_bare = not given.keys() - {"where"}
+    is_parquet = path.suffix == ".parquet" or (is_bare and path.is_dir() and any(path.glob("*.parquet")))
+    is_saved = is_bare and any((path / name).is_file() for name in SAVED)
+    reader = Parquet if is_parquet else Arrow if is_saved else Folder
     return reader(path=str(path.expanduser().absolute()), **given, fractions={}), given
 
 
 def _rows(source: StoredSource, split: str) -> SplitTable:
     """Rows of a split that ``where`` selects."""
     return fitting_rows(source.rows(split, name=source.component_name(), data_dir=None), source)
-
-
-def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Folder]:
-    if path.suffix == ".parquet" or (not given and path.is_dir() and any(path.glob("*.parquet"))):
-        return Parquet
-    return Arrow if not given and any((path / name).is_file() for name in SAVED) else Folder
 
 
 def _draw(
@@ -870,6 +873,7 @@ class Starter:
                 f"public: {self.public_items:,} of the pairs, visible to all participants, by --public-share "
                 f"{self.public_share}; the others stay private"
             )
+        lines += [UNPAIRED] if self.public_items else []
         if "text" in modalities_of(self.kinds):
             about = "about " if self.tokenizer == "wordpiece" and "text" not in self.encoders.names else ""
             cut = sum(max(0, length - self.length) for length in self.lengths)
@@ -895,6 +899,7 @@ class Starter:
         every = [*self.sources, *([self.public] if self.public else [])]
         text: str = template("starter.yaml").render(
             starter=self,
+            unpaired="\n".join(f"# {line}" for line in textwrap.wrap(UNPAIRED, 116)) if self.public_items else "",
             weights=weights and os.path.relpath(weights, folder),
             needs=NEEDS,
             encoders=self.encoders,

@@ -17,8 +17,13 @@ from polyfed.runs.templates import template
 
 _FILES = {"method.py": "{}.py", "experiment.yaml": "experiment.yaml", "study.yaml": "study.yaml"}
 _FILES |= {"test_method.py": "test_{}.py"}
+COMMANDS = {
+    "pytest": "its tests",
+    "PYTHONPATH=. polyfed run experiment.yaml": "one run",
+    "PYTHONPATH=. polyfed study run study.yaml": "a table of it beside FedAvg and FedProx",
+}
+"""Commands in the folder, each with its use."""
 _FORM = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_METHODS = ("polyfed.algorithms", ("polyfed.algorithms.algorithm", "Algorithm"))
 
 
 @dataclass(frozen=True)
@@ -43,22 +48,13 @@ class StarterMethod:
         module = name.lower()
         if not _FORM.fullmatch(name) or keyword.iskeyword(module):
             raise ConfigError(f"init method {name}: needs the name of a class or module, such as Bounded or my_method")
-        if module in components(*_METHODS):
+        if module in components("polyfed.algorithms", ("polyfed.algorithms.algorithm", "Algorithm")):
             raise ConfigError(f"init method {name}: polyfed has a method '{module}'; choose another name")
         # in the folder a module comes before an installed one of its name, for all that imports it
         if module in sys.stdlib_module_names or getattr(importlib.util.find_spec(module), "origin", None):
             raise ConfigError(f"init method {name}: a module '{module}' is installed; choose another name")
         is_class = name[0].isupper() and "_" not in name
         return cls(name if is_class else "".join(part.capitalize() for part in module.split("_")), module)
-
-    @property
-    def commands(self) -> dict[str, str]:
-        """Commands in the folder, each with its use."""
-        return {
-            "pytest": "its tests",
-            "PYTHONPATH=. polyfed run experiment.yaml": "one run",
-            "PYTHONPATH=. polyfed study run study.yaml": "a table of it beside FedAvg and FedProx",
-        }
 
     def write(self, parent: Path) -> list[Path]:
         """Write the folder; returns its files.
