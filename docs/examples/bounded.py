@@ -13,7 +13,7 @@ class Bounded(FedAvg):
     The metric ``clipped`` is the share of the round's clients whose updates were too long.
     """
 
-    # settings, beside those of FedAvg: polyfed run experiment.yaml --set algorithm.length=1
+    # settings, in addition to those of FedAvg: polyfed run experiment.yaml --set algorithm.length=1
     length: float = Field(default=1.0, gt=0, description="largest L2 norm of a client's update")
 
     # server half; the client half is FedAvg's `fit`: to change the loss, the gradients or the reply, override it here

@@ -20,7 +20,7 @@ _FILES |= {"test_method.py": "test_{}.py"}
 COMMANDS = {
     "pytest": "its tests",
     "PYTHONPATH=. polyfed run experiment.yaml": "one run",
-    "PYTHONPATH=. polyfed study run study.yaml": "a table of it beside FedAvg and FedProx",
+    "PYTHONPATH=. polyfed study run study.yaml": "a table of it, FedAvg and FedProx",
 }
 """Commands in the folder, each with its use."""
 _FORM = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
