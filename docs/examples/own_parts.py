@@ -27,7 +27,7 @@ class Discs(Dataset):
 
 register_module("backbone", backbone)
 sets = {"train": Discs(80), "validation": Discs(20), "test": Discs(40)}
-register_data("discs", {split: [data[i] for i in range(len(data))] for split, data in sets.items()})
+register_data("discs", sets)
 
 image = {"name": "registered", "module": "backbone", "options": {"width": 32}, "view": {"name": "pixels", "size": 32}}
 shops = {"count": 2, "source": "discs", "task": "classification", "model": {"dim": 32, "encoders": {"image": image}}}

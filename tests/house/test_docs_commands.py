@@ -32,7 +32,7 @@ ON_RUNS = ("report", "resume", "watch", "compare", "evaluate", "export", "galler
 ELSEWHERE = {
     ".*--(data|weights)-dir": "data sets or networks that no installation has; a preset is loaded below",
     "deploy |run (consortium|federation|wards)": "a server and sites: tests/deploy/test_guide.py does their pages",
-    "(init|prepare) |run (cells|fotos|patients|saved|shop|sounds).yaml": "files of the page: test_own_data_pages.py",
+    "init|prepare|run (cells|experiment|fotos|patients|saved|shop|sounds).yaml": "of a page: test_own_data_pages.py",
     "demo": "half a minute: test_wheel.py; on less: test_cli.py",
     "run runs/": "a twin or another seed of a run that is there: test_cli.py, test_twins.py",
     "run .*--(sweep|from)|resume .*--rounds": "studies, and runs that build on others: test_sweep.py, test_carried.py",

@@ -71,7 +71,8 @@ def test_a_method_of_ones_own_is_short(file: str, lines: int, names: int) -> Non
     nodes = list(ast.walk(ast.parse(text)))
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     docstrings = {line for one in documented for line in range(one.body[0].lineno, one.body[0].end_lineno + 1)}
-    code = [line for number, line in enumerate(text.splitlines(), 1) if line.strip() and number not in docstrings]
+    lines_of_code = ((number, line) for number, line in enumerate(text.splitlines(), 1) if number not in docstrings)
+    code = [line for _, line in lines_of_code if line.strip() and not line.lstrip().startswith("#")]
     imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
     assert len(code) <= lines
     assert len(imported) <= names
@@ -127,7 +128,7 @@ def test_bounded_updates_are_those_of_fedavg_cut_to_their_length(experiment: dic
         old = {key: value.clone() for key, value in server.weights["image"].items()}  # of one client
         session.experiment.algorithm.round(server, first_cohort(session))
         moved = server.weights["image"].items()
-        return {key: value - old[key] for key, value in moved if value.is_floating_point()}
+        return {key: value - old[key] for key, value in moved if value.is_floating_point() and "running_" not in key}
 
     def length(moved: dict[str, Tensor]) -> float:
         return float(torch.cat([value.flatten() for value in moved.values()]).norm())

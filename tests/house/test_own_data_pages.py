@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +63,32 @@ def test_a_page_on_captions_reads_both_layouts_and_names_their_language(
 def test_a_page_leads_to_an_experiment_that_is_ready(page: str, cli: Callable[..., tuple[int, str, str]]) -> None:
     pytest.importorskip("scipy", reason="the extra sounds is not installed")
     assert "the same command without --dry-run runs it" in followed(page, cli, trains=False)
+
+
+def test_a_method_is_written_with_files_that_run_as_its_page_shows(
+    cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "tutorials" / "own-method.md").read_text(encoding="utf-8")
+    printed, ends = (
+        "",
+        {"run": "--rounds 1 --set data.sources.scenes.train=60 " + QUICK, "study": "--scale smoke --only bounded"},
+    )
+    for command in re.findall(r"^```bash\n(.*?)^```\n", page, re.M | re.S)[0].splitlines():
+        words = shlex.split(command.removeprefix("PYTHONPATH=. "))
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+            monkeypatch.setenv("PYTHONPATH", ".")  # of the study's processes
+            monkeypatch.syspath_prepend(str(Path.cwd()))
+        elif words[0] == "pytest":
+            for name, test in runpy.run_path("test_bounded.py").items():
+                if name.startswith("test_"):
+                    test(*[tmp_path / name] * ("tmp_path" in inspect.signature(test).parameters))
+        else:
+            code, out, err = cli(*words[1:], *shlex.split(ends.get(words[1], "")))
+            assert (code, err if words[1] != "study" else "") == (0, ""), command
+            printed += out
+    assert "  PYTHONPATH=. polyfed study run study.yaml  " in printed
+    assert Path("bounded.py").read_text() == (DOCS / "examples" / "bounded.py").read_text()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ FILES = {
         f"runs/{name}/report.html" for name in ("first/federation", "demo-server-only-seed1", "fedmd")
     ),
     "own-data": ("data/photos/report.json", "runs/shop-seed0/report.html", "shop-model/README.md"),
-    "own-method": ("consensus.py", "bounded.py"),
+    "own-method": ("consensus.py", "bounded/runs/bounded-seed0/report.html"),
     "reading-a-report": ("runs/read/report.html",),
 }
 
@@ -28,8 +28,8 @@ FILES = {
 def on_less(source: str) -> str:
     """The source of a cell whose commands take seconds; any that fails ends it."""
     source = re.sub(r"--rounds \d+", "--rounds 2", source.replace("train=1500", "train=40"))
-    source = source.replace("--seeds 1,2,3,4", "--seeds 1")
-    for preset, few in {"scenes-fedavg": FEW, "scenes-demo": f"{FEW} {OTHERS}"}.items():
+    source = source.replace("--seeds 1,2,3,4", "--seeds 1").replace("study.yaml", "study.yaml --scale smoke")
+    for preset, few in {"experiment.yaml": FEW, "scenes-demo": f"{FEW} {OTHERS}"}.items():
         source = source.replace(f"polyfed run {preset}", f"polyfed run {preset} {SMALL} {few}")
     own = f"polyfed run shop.yaml {SMALL} --set algorithm.warmup_rounds=0"
     return source.replace("polyfed run shop.yaml", own).replace("%%bash\n", "%%bash\nset -e\n")

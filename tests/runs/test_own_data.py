@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
 
 import polyfed
 from polyfed import Experiment, open_run, register_data, register_module, resume, run
@@ -102,11 +103,37 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_name_their_place(
         ({"train": rows(2), "tset": rows(1)}, "unknown split 'tset'; did you mean 'test'"),
         ([{"a": 1}, {"a": "x"}], "column 'a'"),
         ([{"a": Path("x.png")}, {"a": "x"}], "images and a value of type str"),
+        (IterableDataset(), "an IterableDataset has no length"),
+        ([torch.zeros(3, 8, 8)], r"item 0 is of type Tensor \[3, 8, 8\]; give a pair"),
+        ([(torch.zeros(5, 8, 8), 1)], r"item 0, x is float32 \[5, 8, 8\]; give images"),
+        ([(torch.full((3, 8, 8), -1.5), 1)], r"x is float32 \[3, 8, 8\] with values from -1.5 to -1.5; give pixels"),
+        ((torch.zeros(3, 3, 8, 8), torch.zeros(2)), "3 items, but 2 labels"),
     ],
 )
 def test_other_values_are_refused_when_registered(data: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         register_data("odd", data)
+
+
+def test_data_sets_of_torch_pairs_and_tensors_are_the_same_data() -> None:
+    pixels, labels = torch.rand(6, 3, 8, 9, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+    exact = (255 * pixels).round().byte()
+    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in exact]
+    every: tuple[Any, ...] = (
+        TensorDataset(pixels, labels),
+        (exact, labels),
+        [*zip(images, labels.tolist(), strict=True)],
+        [(image.permute(1, 2, 0).numpy(), int(label)) for image, label in zip(pixels, labels, strict=True)],
+        {"train": [{"image": image, "label": label} for image, label in zip(pixels, labels, strict=True)]},
+    )
+    digests = set()
+    for data in every:
+        register_data("torch", data)
+        digests.add(registered_data("torch").digest)
+    assert len(digests) == 1
+    assert registered_data("torch").splits["train"].column("label").to_pylist() == labels.tolist()
+    register_data("captions", [(pixels[0], ["one", "two"])])
+    assert registered_data("captions").splits["train"].column_names == ["image", "text"]
 
 
 def test_images_may_be_files_and_arrays(tmp_path: Path) -> None:

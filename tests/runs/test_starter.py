@@ -24,7 +24,7 @@ from polyfed.data.sounds import wav
 from polyfed.data.sources.folder import Folder
 from polyfed.federation.population import Population
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.starter import STARTERS, SplitSize, Starter, StarterEncoders, starter_sources
+from polyfed.runs.starter import STARTERS, UNPAIRED, SplitSize, Starter, StarterEncoders, starter_sources
 
 Cli = Callable[..., tuple[int, str, str]]
 TESTED = ("validation", "test")
@@ -72,6 +72,34 @@ def test_what_is_written_runs(cli: Cli, data: Path, kinds: str, method: str | No
     code, out, err = cli("run", "mine.yaml", *QUICK)
     assert (code, unless_of_words(err)) == (0, [])
     assert "after 1 round" in out
+
+
+@pytest.mark.parametrize("given", [("--public-share", 0.2), ()])
+def test_public_items_without_a_partner_are_named_where_there_is_a_public_set(
+    cli: Cli, data: Path, given: tuple[object, ...]
+) -> None:
+    _, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos", *given)
+    text = Path("mine.yaml").read_text().replace("\n# ", " ")
+    assert [UNPAIRED in shown for shown in (out, text)] == [bool(given)] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("method",), "needs a name, such as init method Bounded"),
+        (("method", "Own", "--rounds", 2), "takes no --rounds"),
+        (("mine.yaml", "Own"), "one file at a time; or give init method NAME"),
+        (("method", "3x"), "such as Bounded or my_method"),
+        (("method", "Random"), "a module 'random' is installed"),
+        (("method", "FedAvg"), "polyfed has a method 'fedavg'"),
+        (("method", "taken"), "'taken' exists; choose another name"),
+    ],
+)
+def test_a_method_that_cannot_be_written_is_refused(cli: Cli, words: tuple[object, ...], message: str) -> None:
+    Path("taken").mkdir()
+    code, _, err = cli("init", *words)
+    assert (code, message in err) == (2, True), err
+    assert not [*Path("taken").iterdir(), *(path for path in Path.cwd().iterdir() if path.name != "taken")]
 
 
 def test_prepared_data_have_their_own_ids(cli: Cli, data: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from polyfed.reporting.tables import TextTable
     from polyfed.runs.starter import DataKind, StarterSource
 
+_METHOD = "method"
 _MOST_SITES = 20  # named in a hint
 _QUESTIONS: dict[DataKind, str] = {
     "pairs": "Folder of images with captions (Enter: none)",
@@ -43,7 +44,9 @@ class LayoutOptions:
 
 
 def init_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file to write")] = Path("experiment.yaml"),
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE|method", help="YAML file to write")] = Path("experiment.yaml"),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="after 'method': that of your class")] = "",
     *,
     pairs: Annotated[Path | None, typer.Option(help="folder of images with captions")] = None,
     pictures: Annotated[Path | None, typer.Option(help="folder of images with classes")] = None,
@@ -95,13 +98,20 @@ def init_command(
     ] = None,
     weights_dir: WeightsDir = None,
 ) -> None:
-    """Write a first experiment on your own data.
+    """Write a first experiment on your own data, or a method of your own.
 
-    Asks for the data if no option names them. The file has comments, and is checked before it is written.
+    Asks for the data if no option names them. The file has comments, and is checked before it is written. A method
+    gets a folder, with an experiment, a study and tests that run.
 
     Examples: polyfed init; polyfed init shop.yaml --pairs photos --texts reviews.csv --public-share 0.2; polyfed
-    init shop.yaml --pairs photos --public shared --weights-dir weights --image-encoder facebook/dinov2-small
+    init shop.yaml --pairs photos --public shared --weights-dir weights --image-encoder facebook/dinov2-small; polyfed
+    init method Bounded
     """
+    if name or str(file) == _METHOD:
+        sources = {one.opts[0]: context.get_parameter_source(str(one.name)) for one in context.command.params[2:]}
+        given = [option for option, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
+        _write_method(file, name, given)
+        return
     from polyfed.core.files import paths_from, write_atomically
     from polyfed.core.untrusted import yaml_content
     from polyfed.federation.settings import DataSettings
@@ -157,6 +167,27 @@ def init_command(
     if missing := [part for part in starter.pretrained_modalities(first.kinds) if part not in encoders.names]:
         typer.echo(starter.OFFLINE.format(" and ".join(f"{part}s" for part in missing)))
     typer.echo(f"written: {file}; next: polyfed run {first.quoted} --dry-run, and then without --dry-run")
+
+
+def _write_method(first: Path, name: str, options: Sequence[str]) -> None:
+    """Write a method, and print what its folder holds.
+
+    Raises:
+        ConfigError: the command is of neither form, or the name is not one.
+    """
+    from polyfed.runs.starter_method import COMMANDS, StarterMethod
+
+    if str(first) != _METHOD:
+        raise ConfigError(f"init {first} {name}: one file at a time; or give init method NAME")
+    if not name or options:
+        what = f"takes no {options[0]}" if options else "needs a name, such as init method Bounded"
+        raise ConfigError(f"init method: {what}; for an experiment on your own data give init FILE.yaml")
+    method = StarterMethod.of(name)
+    for path in method.write(Path()):
+        typer.echo(f"written: {path}")
+    typer.echo(f"next:\n  cd {method.module}")
+    for command, use in COMMANDS.items():
+        typer.echo(f"  {command:<42}  # {use}")
 
 
 def _sources(

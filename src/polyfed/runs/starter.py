@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
 import re
 import shlex
+import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import yaml
 
 from polyfed.core.activity import prepared
 from polyfed.core.errors import ConfigError, DataError, nearest
@@ -40,9 +38,7 @@ from polyfed.data.tables import SplitTable, StoredSource, fitting_rows, with_fol
 from polyfed.data.tokenizers import PretrainedTokenizer, Wordpiece, words_of
 from polyfed.data.view import DataContext
 from polyfed.data.views.table import Cells, learnt_cells
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from polyfed.runs.templates import flow, template
 
 # ---- number of test items that separates a middling figure from chance
 
@@ -244,6 +240,11 @@ NEEDS: Mapping[DataKind, tuple[str, ...]] = {
     "table": ("table", "label"),
 }
 _WITH_PUBLIC = ("change_distillation", "creamfl")
+UNPAIRED = (
+    "public items without a partner: public.unpaired: {image: N, text: N} takes N further items as images alone, N as "
+    "texts alone, from which the method learns too; they are drawn from the public pairs, as no folder of images "
+    "without captions can be named yet; what they bring: docs/how-to/which-method.md"
+)
 STARTERS = (*_WITH_PUBLIC, "fedavg")
 """Methods of a first experiment; with a public set the first, else the last."""
 
@@ -381,19 +382,16 @@ def bare_source(path: Path, options: Mapping[str, Any]) -> tuple[Parquet | Arrow
     given = {key: value for key, value in options.items() if key != "together"}
     reading = {key: given.pop(key) for key in ("encoding", "decimal") if key in given}
     given |= {"reading": reading} if reading else {}
-    reader = _reader(path, {key: value for key, value in given.items() if key != "where"})
+    is_bare = not given.keys() - {"where"}
+    is_parquet = path.suffix == ".parquet" or (is_bare and path.is_dir() and any(path.glob("*.parquet")))
+    is_saved = is_bare and any((path / name).is_file() for name in SAVED)
+    reader = Parquet if is_parquet else Arrow if is_saved else Folder
     return reader(path=str(path.expanduser().absolute()), **given, fractions={}), given
 
 
 def _rows(source: StoredSource, split: str) -> SplitTable:
     """Rows of a split that ``where`` selects."""
     return fitting_rows(source.rows(split, name=source.component_name(), data_dir=None), source)
-
-
-def _reader(path: Path, given: Mapping[str, Any]) -> type[Parquet | Arrow | Folder]:
-    if path.suffix == ".parquet" or (not given and path.is_dir() and any(path.glob("*.parquet"))):
-        return Parquet
-    return Arrow if not given and any((path / name).is_file() for name in SAVED) else Folder
 
 
 def _draw(
@@ -875,6 +873,7 @@ class Starter:
                 f"public: {self.public_items:,} of the pairs, visible to all participants, by --public-share "
                 f"{self.public_share}; the others stay private"
             )
+        lines += [UNPAIRED] if self.public_items else []
         if "text" in modalities_of(self.kinds):
             about = "about " if self.tokenizer == "wordpiece" and "text" not in self.encoders.names else ""
             cut = sum(max(0, length - self.length) for length in self.lengths)
@@ -898,8 +897,9 @@ class Starter:
         folder = self.file.absolute().parent
         weights = self.encoders.weights
         every = [*self.sources, *([self.public] if self.public else [])]
-        text: str = _template().render(
+        text: str = template("starter.yaml").render(
             starter=self,
+            unpaired="\n".join(f"# {line}" for line in textwrap.wrap(UNPAIRED, 116)) if self.public_items else "",
             weights=weights and os.path.relpath(weights, folder),
             needs=NEEDS,
             encoders=self.encoders,
@@ -911,12 +911,6 @@ class Starter:
             data=data_of_sites(self.sources, folder),
         )
         return text + "\n"
-
-
-def flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20)
-    return text.removesuffix("\n...\n").strip()
 
 
 def data_of_sites(sources: Sequence[StarterSource], folder: Path) -> tuple[str, dict[str, str]]:
@@ -964,13 +958,3 @@ def typed_columns(table: SplitTable, apart: Collection[str] = ()) -> pa.Table:
         is_read = pa.types.is_string(entry.type) or pa.types.is_large_string(entry.type)
         columns[entry.name] = table.read(entry.name) if is_read else pa.nulls(table.count(), entry.type)
     return pa.table(columns)
-
-
-@functools.cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    text = resources.files("polyfed.runs").joinpath("starter.yaml.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["flow"] = flow
-    return environment.from_string(text)

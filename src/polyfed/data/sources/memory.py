@@ -1,10 +1,10 @@
-"""In-memory data registered in this process: Hugging Face data sets, pandas DataFrames, lists of rows."""
+"""In-memory data registered in this process: data sets of torch and Hugging Face, tensors, DataFrames, lists."""
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 from pydantic import Field, model_validator
+from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from polyfed.core.errors import DataError, nearest
 from polyfed.data.arrow import IMAGE, content_key, fingerprint_of
@@ -43,15 +45,18 @@ class RegisteredData:
 def register_data(name: str, data: Any) -> None:
     """Make data of this process a source: ``{name: memory, data: NAME, columns: ...}`` in an experiment.
 
-    Images are values of ``PIL.Image``, of ``pathlib.Path``, or arrays [h, w] or [h, w, 3] of uint8; data sets of
-    Hugging Face have them as features. Such a run can be resumed and evaluated only where the same data are registered
-    under the same name; its settings hold a digest, and other data are refused.
+    Images are values of ``PIL.Image``, of ``pathlib.Path``, or arrays or tensors [h, w], [c, h, w] or [h, w, c] of one
+    or three channels, of uint8 or of floats in [0, 1]; data sets of Hugging Face have them as features. Such a run can
+    be resumed and evaluated only where the same data are registered under the same name; its settings hold a digest of
+    the content, and other data are refused.
 
     Args:
         name: Name of the data in experiments; replaces data registered under it before.
-        data: A ``datasets.Dataset``, a pandas frame, a pyarrow table or a list of rows (dictionaries), with a column
-            ``split`` of train, validation or test (without it, all rows are train); or a mapping of splits to such
-            data, like ``datasets.DatasetDict``.
+        data: A ``datasets.Dataset``, a pandas frame, a pyarrow table, or a list or ``torch.utils.data.Dataset`` of rows
+            (dictionaries), with a column ``split`` of train, validation or test (without it, all rows are train); or a
+            mapping of splits to such data, like ``datasets.DatasetDict``. Rows may be pairs (x, y) too, and data a
+            tuple of two tensors: x is then the column ``image``, ``text`` or, of numbers, ``x``; y is ``label``, or
+            ``text`` if it is a text or a list of texts and x is not.
 
     Raises:
         DataError: the data have another type, a split is empty or has another name, or values do not fit a column.
@@ -112,11 +117,66 @@ def _ready(data: Any, name: str) -> pa.Table | datasets.Dataset:
         return data
     if type(data).__name__ == "DataFrame":
         return _table({str(column): data[column].tolist() for column in data.columns}, name)
-    if isinstance(data, Sequence) and not isinstance(data, str) and all(isinstance(row, Mapping) for row in data):
-        columns = dict.fromkeys(str(key) for row in data for key in row)
-        return _table({column: [row.get(column) for row in data] for column in columns}, name)
-    wanted = "a datasets.Dataset, a pandas frame, a pyarrow table, a list of dictionaries, or these by split"
-    raise DataError(f"data '{name}' are of type {type(data).__name__}; give {wanted}")
+    if isinstance(data, IterableDataset):
+        reason = "an IterableDataset has no length, and may give other items each time"
+        raise DataError(f"data '{name}': {reason}; give list(DATA), or a map-style data set")
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
+        if len(data[0]) != len(data[1]):
+            raise DataError(f"data '{name}': {len(data[0])} items, but {len(data[1])} labels; give one for each")
+        data = [*zip(*data, strict=True)]
+    if isinstance(data, str) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        wanted = (
+            "a data set of torch or datasets, a pandas frame, a pyarrow table, two tensors, a list of rows or pairs"
+        )
+        raise DataError(f"data '{name}' are of type {type(data).__name__}; give {wanted}, or these by split")
+    rows = [_row(data[number], f"data '{name}', item {number}") for number in range(len(data))]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return _table({column: [row.get(column) for row in rows] for column in columns}, name)
+
+
+def _row(item: Any, where: str) -> dict[str, Any]:
+    """An item as values by column."""
+    if isinstance(item, Mapping):
+        return {str(key): _value(value, f"{where}, '{key}'") for key, value in item.items()}
+    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+        shape = f" {list(item.shape)}" if isinstance(item, (Tensor, np.ndarray)) else ""
+        raise DataError(
+            f"{where} is of type {type(item).__name__}{shape}; give a pair (x, y), or a dictionary of columns"
+        )
+    x, y = (_value(value, f"{where}, {role}") for value, role in zip(item, "xy", strict=True))
+    is_text = [isinstance(one, str) or (isinstance(one, list) and isinstance((one or [0])[0], str)) for one in (x, y)]
+    first = "text" if is_text[0] else "image" if image_struct(x) else "x"
+    return {first: x, "text" if is_text == [False, True] else "label": y}
+
+
+def _value(value: Any, where: str) -> Any:
+    """A tensor or array as pixels, numbers or a number; any other value itself.
+
+    Raises:
+        DataError: it has another shape, or pixels beyond [0, 1].
+    """
+    is_tensor = isinstance(value, Tensor)
+    if is_tensor:
+        value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
+    if not isinstance(value, np.ndarray) or value.ndim == 1:
+        return value
+    if value.ndim == 0:
+        return value.item()
+    shown = f"{where} is {value.dtype} {list(value.shape)}"
+    order = (0, -1) if is_tensor else (-1, 0)  # channels of tensors come first by convention, those of arrays last
+    axis = next((axis for axis in order if value.ndim == 3 and value.shape[axis] in (1, 3)), None)
+    if value.size == 0 or (axis is None and value.ndim != 2):
+        raise DataError(
+            f"{shown}; give images [h, w], [c, h, w] or [h, w, c] of 1 or 3 channels, or one row of numbers"
+        )
+    if value.dtype != np.uint8:
+        low, high = float(value.min()), float(value.max())
+        if value.dtype.kind != "f" or not 0 <= low <= high <= 1:
+            what = f"with values from {low:.4g} to {high:.4g}"
+            raise DataError(f"{shown} {what}; give pixels of uint8, or floats in [0, 1], before they are normalised")
+        value = np.rint(255 * value).astype(np.uint8)
+    value = value if axis is None else np.moveaxis(value, axis, -1)
+    return np.ascontiguousarray(value[..., 0] if value.shape[-1] == 1 and axis is not None else value)
 
 
 def _table(columns: Mapping[str, list[Any]], name: str) -> pa.Table:
