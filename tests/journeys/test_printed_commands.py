@@ -40,7 +40,7 @@ def test_every_command_that_a_run_prints_works_from_its_folder_and_from_elsewher
     for variable in ("POLYFED_DATA", "POLYFED_WEIGHTS"):
         monkeypatch.delenv(variable, raising=False)
     encoders = ("--image-encoder", "vit", "--text-encoder", "bert", "--method", "creamfl")
-    given = ("--pairs", "photos", "--weights-dir", "weights", "--clients", 1, "--rounds", 2)
+    given = ("--pairs", "photos", "--weights-dir", "weights", "--clients", 1, "--rounds", 2, "--public-share", 0.2)
     assert cli("init", "shop.yaml", *given, *encoders)[0] == 0
     text = Path("shop.yaml").read_text()
     if written == "by hand":

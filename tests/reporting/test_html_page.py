@@ -206,7 +206,7 @@ def test_a_thousand_clients_fit(tmp_path):
     text = html_report(RunRecords.load(tmp_path))
     assert len(text.encode()) < 4_000_000
     page = Page(text)
-    assert {"curves", "partition", "traffic", "inner", "clients", "events"} <= set(page.parts)
+    assert {"curves", "partition", "traffic", "clients", "events"} <= set(page.parts)
     assert "the last 2,000 of" in page.text
 
 

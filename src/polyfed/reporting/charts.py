@@ -104,7 +104,9 @@ class FigureSheet:
         """SVG of each chart, for a page or a notebook that places as many in a row as it has room for; values appear on
         hovering."""
         charts = [chart for row in self.rows for chart in row]
-        return [figures.svg_text(FigureSheet("", [[one]]).draw(), f"{self.title}: {one.title}") for one in charts]
+        labels = [printable(f"{self.title}: {chart.title}") for chart in charts]
+        drawn = [FigureSheet("", [[chart]]).draw() for chart in charts]
+        return list(map(figures.svg_text, drawn, labels))
 
     @property
     def tables(self) -> list[TextTable]:

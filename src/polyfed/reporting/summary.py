@@ -106,7 +106,8 @@ class Headline:
     def interval(self) -> tuple[float, float] | None:
         """95 % interval over test items: the evaluation's, else that of independent trials; None without trials."""
         # Dice counts the pixels of all images together, so images are not its trials
-        is_share = self.trials > 0 and 0 <= self.value <= self.scale and not self.metric.endswith("dice")
+        is_share = not self.metric.endswith("dice") and 0 <= self.value <= self.scale
+        is_share &= 0 < self.trials < _MOST_ITEMS**2
         if self.kept or not is_share:
             return self.kept
         unit = self.scale / 100
