@@ -554,7 +554,7 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         values = [_entries(table, source, part).combine_chunks() for part in structs[column]]
         return pa.chunked_array([pa.StructArray.from_arrays(values, names=structs[column])])
 
-    def key(column: str) -> str:
+    def key_of(column: str) -> str:
         own = ((part, table.key(part)) for part in structs.get(column, ()))
         return arrow.fingerprint_of(*own) if column in structs else table.key(column)
 
@@ -566,7 +566,7 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         read=read,
         schema=schema,
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
-        key=key,
+        key=key_of,
     )
 
 
