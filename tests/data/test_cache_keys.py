@@ -65,10 +65,8 @@ def _folder(top: Path) -> None:
         for row in range(8):
             _image(top / site / "images" / f"{row}.png", 10 * row + (site == "other"))
         for name, turn in (("captions", 0), ("letters", 3)):
-            lines = [
-                f"{row}.png,{ROWS['fold'][row]},word {place} of {name} in {site},{7 - row}.png"
-                for place, row in enumerate([*range(turn, 8), *range(turn)])
-            ]
+            places, end = enumerate([*range(turn, 8), *range(turn)]), f"of {name} in {site}"
+            lines = [f"{row}.png,{ROWS['fold'][row]},word {place} {end},{7 - row}.png" for place, row in places]
             (top / site / f"{name}.csv").write_text("\n".join(["image,fold,text,pair", *lines]))
 
 
@@ -323,8 +321,7 @@ def test_numbers_of_classes_that_other_splits_decide_are_part_of_the_key(tmp_pat
 def test_columns_in_brackets_share_no_key_by_their_name(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     pq.write_table(pa.table({"a, b": [1], "c": [2], "a": [3], "b, c": [4]}), tmp_path / "site" / "train.parquet")
-    keys = [
-        _keys({"name": "parquet", "path": "site", "columns": {"table": columns}}, tmp_path)["[a, b, c]"]
-        for columns in (["a, b", "c"], ["a", "b, c"])
-    ]
+    source = {"name": "parquet", "path": "site"}
+    tables = ({"table": ["a, b", "c"]}, {"table": ["a", "b, c"]})
+    keys = [_keys(source | {"columns": columns}, tmp_path)["[a, b, c]"] for columns in tables]
     assert keys[0] != keys[1]

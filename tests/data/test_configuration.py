@@ -47,9 +47,7 @@ WHERE = {"ok": True, "mention": [1, 0], "country": ["Italy", "1"]}
         (Tokenizer, {"name": "glove", "folders": ["a"]}, Glove(folders=("a",))),
     ],
 )  # fmt: skip
-def test_components_are_named_and_survive_being_written(
-    family: type[Settings], settings: Any, expected: Settings
-) -> None:
+def test_components_are_named_and_survive_writing(family: type[Settings], settings: Any, expected: Settings) -> None:
     component = family.model_validate(settings)
     assert type(component) is type(expected)
     assert component == expected

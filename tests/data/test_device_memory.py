@@ -63,7 +63,7 @@ def samples(table: np.ndarray[Any, Any] | None = None, gaps: bool = True) -> Sam
 
 def columns(batch: Batch) -> dict[str, Tensor]:
     nested = {
-        f"{key} {name}": value for key in ("inputs", "targets", "present") for name, value in vars(batch)[key].items()
+        f"{key} {name}": own for key in ("inputs", "targets", "present") for name, own in vars(batch)[key].items()
     }
     return nested | {name: vars(batch)[name] for name in ("index", "items", "matches")}
 
@@ -71,9 +71,7 @@ def columns(batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("most", [0, MANY])
 @pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("augmented", [False, True])
-def test_batches_on_a_device_have_the_values_and_the_order_of_those_on_the_cpu(
-    most: int, gaps: bool, augmented: bool
-) -> None:
+def test_batches_on_a_device_have_values_and_order_of_those_on_the_cpu(most: int, gaps: bool, augmented: bool) -> None:
     here, memory = samples(gaps=gaps), Counting(CPU, most)
     there = replace(here, memory=memory)
     passes = [list(one.batches(4, generator(3) if augmented else None)) for one in (here, there)]

@@ -238,11 +238,8 @@ FILES = ("bilder/a.png", "bilder/b.png", "masken/a.png", "masken/b.png")
 def test_a_column_of_file_names_is_found_by_its_content(
     tmp_path: Path, heading: str, rows: list[str], result: str | None
 ) -> None:
-    columns, _ = read(
-        tmp_path,
-        "\n".join((heading, *rows)),
-        files=(*FILES, *(f"{k}.png" for k in range(9)), *(f"00{k}.png" for k in range(9))),
-    )
+    files = (*FILES, *(f"{k}.png" for k in range(9)), *(f"00{k}.png" for k in range(9)))
+    columns, _ = read(tmp_path, "\n".join((heading, *rows)), files=files)
     assert [name for name in heading.split(",") if name not in columns] == ([result] if result else [])
 
 
@@ -254,9 +251,8 @@ def test_two_columns_that_may_name_the_images_are_refused(tmp_path: Path) -> Non
 def test_a_folder_needs_no_setting_for_its_table(tmp_path: Path) -> None:
     for number in (1, 2):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "tabelle.csv").write_bytes(
-        "Nr;Datei;Größe;Befund\n2;1.png;6,5;weiß\n1;2.png;7,25;grün\n".encode("windows-1252")
-    )
+    text = "Nr;Datei;Größe;Befund\n2;1.png;6,5;weiß\n1;2.png;7,25;grün\n"
+    (tmp_path / "tabelle.csv").write_bytes(text.encode("windows-1252"))
     rows = Folder(path=str(tmp_path)).content().rows.to_pydict()
     assert (rows["file_name"], rows["Größe"], rows["Befund"]) == (["1.png", "2.png"], [6.5, 7.25], ["weiß", "grün"])
     assert rows["Nr"] == [2, 1]

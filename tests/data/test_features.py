@@ -163,9 +163,7 @@ def test_what_is_in_the_cache_needs_neither_the_column_nor_the_backbone(context,
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_where_the_disk_is_full_features_are_computed_batch_by_batch_which_is_reported(
-    context, monkeypatch, caplog, call
-):
+def test_where_the_disk_is_full_features_are_computed_by_batch_which_is_reported(context, monkeypatch, caplog, call):
     images, view, rows = [png(seed) for seed in range(6)], Features(backbone="vit"), torch.tensor([5, 0, 5])
     kept = view.open(column(images), "image", replace(context, cache=context.cache / "roomy"))(rows)
 
@@ -282,9 +280,7 @@ def native(view: Native, values: list[Any], networks: DataContext) -> torch.Tens
         ({"do_center_crop": True, "crop_size": {"height": 24, "width": 24}, "size": {"shortest_edge": 24}}, 28),
     ],
 )
-def test_pixels_are_those_of_the_folders_own_processor(
-    changes: dict[str, Any], side: int, networks: DataContext
-) -> None:
+def test_pixels_are_those_of_the_folders_processor(changes: dict[str, Any], side: int, networks: DataContext) -> None:
     form = hf.CLIPImageProcessorPil if "do_center_crop" in changes else hf.ViTImageProcessorPil
     content = PREPROCESSOR | changes
     (networks.weights / "vit" / "preprocessor_config.json").write_text(json.dumps(content))

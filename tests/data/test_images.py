@@ -64,11 +64,8 @@ class TestEvery:
 @pytest.mark.parametrize(
     "augmentation",
     [
-        images.Rotation(degrees=0),
-        images.RandomCrop(scale=(1, 1), ratio=(4 / 3, 4 / 3)),
-        images.Shift(pixels=0),
-        images.Flip(p=0),
-        images.Erase(p=0),
+        *(images.Rotation(degrees=0), images.RandomCrop(scale=(1, 1), ratio=(4 / 3, 4 / 3))),
+        *(images.Shift(pixels=0), images.Flip(p=0), images.Erase(p=0)),
     ],
     ids=lambda a: type(a).__name__,
 )
@@ -180,13 +177,9 @@ def test_normalised_equals_the_formula(name: str) -> None:
 
 def test_short_forms() -> None:
     settings = images.Augment.model_validate({"rotate": 15, "crop": 0.4, "shift": 2, "flip": True, "erase": 0.3})
-    assert settings == images.Augment(
-        rotate=images.Rotation(degrees=15),
-        crop=images.RandomCrop(scale=(0.4, 1)),
-        shift=images.Shift(pixels=2),
-        flip=images.Flip(),
-        erase=images.Erase(p=0.3),
-    )
+    rotate, crop, shift = images.Rotation(degrees=15), images.RandomCrop(scale=(0.4, 1)), images.Shift(pixels=2)
+    long = images.Augment(rotate=rotate, crop=crop, shift=shift, flip=images.Flip(), erase=images.Erase(p=0.3))
+    assert settings == long
     assert images.Augment.model_validate({"flip": False, "crop": None}).flip is None
     assert images.Augment.model_validate(settings.model_dump(mode="json")) == settings
 

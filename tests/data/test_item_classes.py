@@ -79,9 +79,7 @@ def test_class_names_of_a_target_are_used() -> None:
         (("finding", "mention"), dict(enumerate(f"{one} / mention {k}" for one in FINDINGS for k in (0, 1)))),
     ],
 )
-def test_what_is_a_target_does_not_change_the_classes(
-    tmp_path: Path, of: tuple[str, ...], names: dict[int, str]
-) -> None:
+def test_a_target_does_not_change_the_classes(tmp_path: Path, of: tuple[str, ...], names: dict[int, str]) -> None:
     written(tmp_path)
     declared = {column: column for column in ("ok", "mention", "group", "finding")}
     plain, targets = (item_classes([opened(tmp_path, targets=given)], of, "") for given in ({}, declared))
@@ -200,8 +198,6 @@ def test_class_names_of_a_source_stand_for_their_words(tiny: dict[str, Any]) -> 
         ({"text": ["red", "a"]}, 40, "left by public.without; lower it"),
     ],
 )
-def test_what_cannot_be_left_out(
-    tiny: dict[str, Any], without: dict[str, list[str]], items: int | None, message: str
-) -> None:
+def test_what_cannot_be_left_out(tiny: dict[str, Any], without: Any, items: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _ = federation(tiny, without, items).public.items

@@ -305,9 +305,6 @@ def test_images_stay_cached_whatever_is_made_of_reports_and_labels(made: Folder)
 
 
 _VARIANTS: dict[str, dict[str, Any]] = {
-    "sections": {"sections": ["findings"]},
-    "whole": {"without_sections": "none"},
-    "labels": {"labels": "positive"},
-    "views": {"views": ["AP"]},
-    "where": {"where": {"view": "AP"}},
+    **{"sections": {"sections": ["findings"]}, "whole": {"without_sections": "none"}},
+    **{"labels": {"labels": "positive"}, "views": {"views": ["AP"]}, "where": {"where": {"view": "AP"}}},
 }

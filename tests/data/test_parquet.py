@@ -204,9 +204,7 @@ def of_type(values: list[object], form: pa.DataType) -> pa.Table:
         (of_type([[], []], pa.list_(pa.null())), of_type([["a"]], pa.list_(pa.string())), pa.list_(pa.string())),
     ],
 )
-def test_harmless_differences_of_type_are_joined(
-    tmp_path: Path, first: pa.Table, second: pa.Table, form: pa.DataType
-) -> None:
+def test_harmless_differences_are_joined(tmp_path: Path, first: pa.Table, second: pa.Table, form: pa.DataType) -> None:
     for tables in ((first, second), (second, first)):
         column = odd(sharded(tmp_path, *tables)).read("x")
         assert column.values.to_pylist() == [value for part in tables for value in part["x"].to_pylist()]
@@ -238,9 +236,7 @@ def test_text_targets_and_chosen_values_may_differ_in_width_between_splits(tmp_p
         ([[1]], pa.list_(pa.int64()), "holds list<.*>, but train-00000-of-00002.parquet holds int64"),
     ],
 )
-def test_types_that_differ_are_named_with_file_and_column(
-    tmp_path: Path, values: list[object], form: pa.DataType, message: str
-) -> None:
+def test_types_that_differ_are_named(tmp_path: Path, values: list[object], form: pa.DataType, message: str) -> None:
     sharded(tmp_path, of_type([1], pa.int64()), of_type(values, form))
     split = odd(tmp_path)
     assert len(split) == 2, "an unused column does no harm"
@@ -335,13 +331,8 @@ def test_one_file_is_train_and_splits_may_have_the_usual_names(tmp_path: Path) -
     assert [len(several.open(split, name="pets", data_dir=tmp_path)) for split in ("train", "validation")] == [2, 3]
 
 
-HUB_FEATURES = datasets.Features(
-    {
-        "text": datasets.Value("string"),
-        "label": datasets.ClassLabel(names=["cat", "dog"]),
-        "answers": datasets.List(datasets.ClassLabel(names=["no", "yes"])),
-    }
-)
+PETS, ANSWERS = datasets.ClassLabel(names=["cat", "dog"]), datasets.ClassLabel(names=["no", "yes"])
+HUB_FEATURES = datasets.Features({"text": datasets.Value("string"), "label": PETS, "answers": datasets.List(ANSWERS)})
 
 
 @pytest.fixture

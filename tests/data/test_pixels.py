@@ -120,9 +120,7 @@ def test_what_comes_in_has_no_class(ignore: int | None, outside: int, tmp_path: 
             assert {*mask.unique().tolist()} == {number, outside}
 
 
-def test_what_moves_does_not_grow_with_the_classes_that_are_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_moves_does_not_grow_with_classes_that_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
     monkeypatch.setattr(Augment, "moved", lambda self, x, generator: shapes.append(x.shape) or x)
     rows = Masks(size=16, classes=150).open(masks_of(np.eye(16) * 149, np.eye(16) * 7), "mask", DataContext(tmp_path))

@@ -111,7 +111,7 @@ def test_silence_and_a_short_recording_are_finite() -> None:
 
 def test_a_backbone_reads_no_more_of_a_recording_than_it_takes() -> None:
     late = np.concatenate([TONE, np.full(4000, np.nan, np.float32)])
-    result = SoundPreparation(16000, 8, 20, mean=-4.0, std=2.0)([written(late)]).x
+    result = SoundPreparation(16000, 8, 20, mean=-4.0, std=2.0)([written(late)], None, 1).x
     torch.testing.assert_close(result, (log_mel(torch.from_numpy(TONE), 16000, 8)[None, :20] + 4) / 2)
 
 

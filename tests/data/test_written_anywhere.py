@@ -35,9 +35,7 @@ NAMES = ["text", "label", "c", "d"]
 @example([["a", '"great'], ["b", 'bad"']], "\t", csv.QUOTE_MINIMAL, "\n")
 @example([["one", "a\rb"]], ",", csv.QUOTE_MINIMAL, "\n")
 @example([[" a", ' "b, c"']], ",", csv.QUOTE_MINIMAL, "\n")
-def test_what_a_writer_wrote_comes_back_or_a_line_is_named(
-    rows: list[list[str]], delimiter: str, quoting: Any, end: str
-) -> None:
+def test_what_was_written_comes_back_or_is_named(rows: list[list[str]], delimiter: str, quoting: Any, end: str) -> None:
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, delimiter=delimiter, quoting=quoting, lineterminator=end)
     writer.writerows([NAMES[: len(rows[0])], *rows])
@@ -86,9 +84,7 @@ def test_what_is_written_by_hand_and_by_spreadsheets(text: str, rows: list[tuple
         ("text,label\nx,y\rz,a\n", "line 2: quotes or ends of lines are odd"),
     ],
 )
-def test_rows_that_could_be_read_in_two_ways_are_refused_with_file_and_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_rows_that_could_be_read_in_two_ways_are_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "train.csv").write_text(text, newline="")
     with pytest.raises(DataError, match=f"train.csv' {message}"):
         read_annotations(tmp_path / "train.csv")
@@ -106,9 +102,7 @@ def test_rows_that_could_be_read_in_two_ways_are_refused_with_file_and_line(
         (["9007199254740993", "0.5"], ["9007199254740993", "0.5"]),
     ],
 )
-def test_a_column_is_of_numbers_if_these_are_written_as_it_stands(
-    tmp_path: Path, texts: list[str], values: list[Any]
-) -> None:
+def test_a_column_is_of_numbers_if_they_are_written_so(tmp_path: Path, texts: list[str], values: list[Any]) -> None:
     (tmp_path / "t.csv").write_text("".join(f"{code},x\n" for code in ("code", *texts)))
     column = read_annotations(tmp_path / "t.csv")[0]["code"]
     assert column == values
@@ -132,14 +126,8 @@ WORD = st.one_of(
 )
 TEXT = st.lists(WORD, min_size=1, max_size=4).map(" ".join).filter(lambda text: text.strip() == text and text != "")
 ITEMS = st.lists(st.tuples(st.integers(0, 12), TEXT), min_size=1, max_size=5, unique_by=lambda item: item[0])
-WRITER = st.fixed_dictionaries(
-    {
-        "bom": st.booleans(),
-        "end": st.sampled_from(["\n", "\r\n", "\r"]),
-        "closed": st.booleans(),
-        "form": st.sampled_from(["NFC", "NFD"]),
-    }
-)
+FORMS = {"end": st.sampled_from(["\n", "\r\n", "\r"]), "form": st.sampled_from(["NFC", "NFD"])}
+WRITER = st.fixed_dictionaries({"bom": st.booleans(), "closed": st.booleans(), **FORMS})
 
 
 def encoded(lines: list[str], writer: dict[str, Any]) -> bytes:
@@ -151,13 +139,10 @@ def name_of(number: int) -> str:
     return ["1.png", "001.png", "000000000001.png", "é.png", "b.JPG"][number % 5] if number < 5 else f"{number:05d}.png"
 
 
-@given(
-    ITEMS,
-    WRITER,
-    st.sampled_from([",", ";", "\t", "|"]),
-    st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
-    st.booleans(),
-)
+QUOTING = st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+
+
+@given(ITEMS, WRITER, st.sampled_from([",", ";", "\t", "|"]), QUOTING, st.booleans())
 def test_tables(
     tmp_path_factory: pytest.TempPathFactory, items: Any, writer: Any, delimiter: str, quoting: Any, lines: bool
 ) -> None:

@@ -14,18 +14,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
+from polyfed.deploy import gate
 from polyfed.deploy.folders import create_keys, read_public
-from polyfed.deploy.gate import (
-    AHEAD,
-    BEHIND,
-    KEY_HEADER,
-    REFUSAL,
-    SIGNATURE_HEADER,
-    TIME_HEADER,
-    Signatures,
-    answering,
-    signed,
-)
+from polyfed.deploy.gate import AHEAD, BEHIND, KEY_HEADER, REFUSAL, SIGNATURE_HEADER, TIME_HEADER, Signatures, signed
 
 ORDER_OF_P384 = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973
 
@@ -71,9 +62,7 @@ def test_the_tolerance_is_superlinks_own() -> None:
     assert (AHEAD, BEHIND) == (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE)
 
 
-def test_a_key_that_is_not_admitted_or_not_any_more_is_refused(
-    site: Path, signatures: Signatures, tmp_path: Path
-) -> None:
+def test_a_key_that_is_not_or_no_longer_admitted_is_refused(site: Path, signatures: Signatures, tmp_path: Path) -> None:
     other = create_keys(tmp_path / "other")
     assert not signatures.accepts(headers(other))
     signatures.admit([read_public(other)])
@@ -112,9 +101,7 @@ def test_signatures_are_forgotten_once_they_have_run_out(site: Path) -> None:
 
 @pytest.mark.parametrize("name", [KEY_HEADER, TIME_HEADER, SIGNATURE_HEADER])
 @pytest.mark.parametrize("value", [None, "", "x", "QUFB", "2026-01-01", "9" * 400, "ä", "2026-01-01T00:00:00"])
-def test_what_is_missing_or_damaged_is_refused(
-    site: Path, signatures: Signatures, name: str, value: str | None
-) -> None:
+def test_what_is_absent_or_damaged_is_refused(site: Path, signatures: Signatures, name: str, value: str | None) -> None:
     shown = headers(site)
     del shown[name]
     assert not signatures.accepts(shown if value is None else {**shown, name: value})
@@ -157,7 +144,7 @@ def asked(address: str, shown: dict[str, str]) -> tuple[int, bytes]:
 def test_the_gate_is_answered_over_a_socket_that_is_this_users_without_a_word_in_any_log(
     site: Path, signatures: Signatures, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(signatures.accepts) as address:
+    with gate.answering(signatures.accepts) as address:
         folder = Path(address.removeprefix("unix/")).parent
         assert folder.stat().st_mode & 0o777 == 0o700
         assert asked(address, headers(site)) == (200, b"")
@@ -178,14 +165,14 @@ def test_a_header_that_comes_twice_is_refused(
     """The other one could be captured, of another site."""
     captured = [(name.title(), headers(create_keys(tmp_path / "other"))[name])]
     own = list(headers(site).items())
-    with answering(signatures.accepts) as address:
+    with gate.answering(signatures.accepts) as address:
         status, body, _ = answered(address, [*captured, *own] if is_first else [*own, *captured])
     assert (status, body) == (401, REFUSAL.encode())
 
 
 def test_the_gate_receives_the_checked_headers(site: Path, signatures: Signatures) -> None:
     own = headers(site)
-    with answering(signatures.accepts) as address:
+    with gate.answering(signatures.accepts) as address:
         status, _, reported = answered(address, own.items())
         _, _, refused = answered(address, own.items())
     assert status == 200
@@ -203,7 +190,7 @@ def test_a_gate_that_hangs_up_leaves_no_word_in_any_log(is_accepted: bool, capfd
         return is_accepted
 
     before = set(threading.enumerate())
-    with answering(accepts) as address:
+    with gate.answering(accepts) as address:
         with contextlib.closing(OverSocket(address)) as connection:
             connection.request("GET", "/")
             assert has_arrived.wait(60)

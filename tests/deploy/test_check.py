@@ -313,9 +313,7 @@ def test_an_open_control_plane_is_an_error(made: Folders, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("ahead", "level"), [(0, "ok"), (30, "error"), (-60, "ok"), (-400, "error")])
-def test_a_clock_that_flower_would_not_accept_is_an_error(
-    made: Folders, monkeypatch: pytest.MonkeyPatch, ahead: float, level: str
-) -> None:
+def test_a_wrong_clock_is_an_error(made: Folders, monkeypatch: pytest.MonkeyPatch, ahead: float, level: str) -> None:
     server = FakeServer({}, ahead)
     server.answers = {FLEET: ProbeAnswer(401, b"", server.date)}
     assert the(faked(made.site("archive"), monkeypatch, server), "clock").level == level

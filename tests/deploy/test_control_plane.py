@@ -252,9 +252,7 @@ def app(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("where", ["the gate", "SuperLink itself"])
-def test_without_a_credential_flowers_command_line_gets_nowhere(
-    live: Live, tmp_path: Path, app: Path, where: str
-) -> None:
+def test_without_a_credential_flowers_commands_get_nowhere(live: Live, tmp_path: Path, app: Path, where: str) -> None:
     port = live.folders.address.port if where == "the gate" else live.folders.address.superlink_port
     new, home = create_keys(tmp_path / "new"), tmp_path / "home"
     before = live.folders.link.nodes()
@@ -273,9 +271,7 @@ def test_the_server_half_of_a_run_cannot_be_taken_without_the_secret(live: Live)
         assert asked.status == 401, path
 
 
-def test_a_site_does_not_run_an_app_that_was_submitted_with_the_servers_secret(
-    live: Live, tmp_path: Path, app: Path
-) -> None:
+def test_a_site_does_not_run_an_app_submitted_with_the_servers_secret(live: Live, tmp_path: Path, app: Path) -> None:
     """An intruder on the server's machine has it."""
     running, out = connection(live.folders.site("archive"), tmp_path / "log", live.environment), tmp_path / "out"
     try:

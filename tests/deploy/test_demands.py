@@ -91,12 +91,8 @@ def masked(**run: Any) -> Experiment:
 def exchanging(method: dict[str, Any], secure: str | None = None, privacy: Any = None) -> RunSpec:
     """A run of a method, as a server announces it: whatever it would itself refuse to begin."""
     plain = experiment(privacy).spec("a-run", "")
-    return plain.model_copy(
-        update={
-            "algorithm": Algorithm.model_validate(method),
-            "secure": SUMS[secure] if secure in SUMS else secure and SecureSum.model_validate(secure),
-        }
-    )
+    sums = SUMS[secure] if secure in SUMS else secure and SecureSum.model_validate(secure)
+    return plain.model_copy(update={"algorithm": Algorithm.model_validate(method), "secure": sums})
 
 
 def demanded(**demands: Any) -> SiteConfig:

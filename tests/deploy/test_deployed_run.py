@@ -14,23 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import federations
 import pytest
 import yaml
-from federations import (
-    CLI,
-    MARK,
-    Folders,
-    Live,
-    completed,
-    experiment_settings,
-    make,
-    marked_processes,
-    models,
-    served,
-    spent,
-    started,
-    wait_until,
-)
 
 import polyfed
 from polyfed import Experiment, run
@@ -47,7 +33,7 @@ def exchanged(folder: Path) -> list[dict[str, Any]]:
     return [line for line in kept if (line["step"], line["bundle"]) not in signed]
 
 
-def status(folders: Folders, path: str) -> int:
+def status(folders: federations.Folders, path: str) -> int:
     trusted = ssl.create_default_context(cafile=str(folders.server.authority[0]))
     request = urllib.request.Request(f"https://localhost:{folders.address.port}{path}", data=b"", method="POST")
     try:
@@ -57,15 +43,15 @@ def status(folders: Folders, path: str) -> int:
         return error.code
 
 
-def train(live: Live, sites: list[str], out: Path) -> None:
+def train(live: federations.Live, sites: list[str], out: Path) -> None:
     """Start these sites, and run the experiment with them."""
     folders, environment = live.folders, live.environment | {"POLYFED_CACHE": str(out.parent / "cache")}
     with ExitStack() as stack:
         for name in sites:
             log = out.parent / f"{name}.log"
-            stack.enter_context(started("site", str(folders.path / name), log=log, environment=environment))
+            stack.enter_context(federations.started("site", str(folders.path / name), log=log, environment=environment))
         arguments = ["--out", str(out), "--set", f"run.engine.sites={json.dumps(sites)}"]
-        completed(live.process, "run", str(folders.server.experiment), *arguments, environment=environment)
+        federations.completed(live.process, "run", str(folders.server.experiment), *arguments, environment=environment)
         assert status(folders, "/v1/control/register-node") == 404
         assert status(folders, "/v1/control/start-run") == 404
         assert status(folders, "/v1/fleet/pull-messages") not in (200, 404)  # there, and closed without a key
@@ -79,9 +65,9 @@ def in_one_process(settings: dict[str, Any], folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("sites", [["hospital"], ["archive", "hospital"]], ids=["one", "all"])
 def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(tmp_path: Path, sites: list[str]) -> None:
-    with served(make(tmp_path / "federation"), tmp_path) as live:
+    with federations.served(federations.make(tmp_path / "federation"), tmp_path) as live:
         train(live, sites, tmp_path / "run")
-    alone = experiment_settings()
+    alone = federations.experiment_settings()
     alone["clients"] = {name: alone["clients"][name] for name in sites}
     expected = in_one_process(alone, tmp_path / "alone")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
@@ -94,13 +80,11 @@ def test_sites_train_as_in_one_process_and_the_gate_is_closed_to_all_else(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [adapted(name="ffa_lora"), named(name="promptfl")], ids=["adapters", "prompts"])
-def test_sites_that_adapt_a_network_of_their_own_train_as_in_one_process(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    folders = make(tmp_path / "federation", settings=settings)
+def test_sites_that_adapt_their_own_network_train_as_in_one_process(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folders = federations.make(tmp_path / "federation", settings=settings)
     for name in settings["clients"]:
         shutil.copytree(settings["data"]["weights_dir"], folders.site(name).path / "weights", dirs_exist_ok=True)
-    with served(folders, tmp_path) as live:
+    with federations.served(folders, tmp_path) as live:
         train(live, [*settings["clients"]], tmp_path / "run")
     expected = in_one_process(settings, tmp_path / "alone")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
@@ -121,22 +105,22 @@ def test_sites_give_the_records_of_a_run_in_one_process(tmp_path: Path, settings
     """The cost of privacy and the names of models are equal as well."""
     pytest.importorskip("opacus", reason="opacus is not installed")
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    folders, secret = make(tmp_path / "federation", settings=settings), tmp_path / "secret"
+    folders, secret = federations.make(tmp_path / "federation", settings=settings), tmp_path / "secret"
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)
     for name in settings["clients"]:
         path = folders.site(name).config
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"secret": str(secret)}))
-    with served(folders, tmp_path) as live:
+    with federations.served(folders, tmp_path) as live:
         train(live, [*settings["clients"]], tmp_path / "run")
     if "privacy" in settings:
         settings["privacy"]["secret"] = str(secret)
     expected = in_one_process(settings, tmp_path / "alone")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(tmp_path / "run") == exchanged(expected)
-    assert models(expected)
-    assert models(tmp_path / "run") == models(expected)
-    assert spent(folders.path) == spent(expected)
+    assert federations.models(expected)
+    assert federations.models(tmp_path / "run") == federations.models(expected)
+    assert federations.spent(folders.path) == federations.spent(expected)
     records = polyfed.open_run(tmp_path / "run").records
     reported = {name for name in ("server", *records.clients) if "epsilon" in records.last(name, "privacy")}
     assert reported == ({"server", *settings["clients"]} if "privacy" in settings else set())
@@ -147,9 +131,9 @@ def test_sites_give_the_records_of_a_run_in_one_process(tmp_path: Path, settings
 @pytest.mark.slow
 @pytest.mark.parametrize("replies", [1, 2])
 def test_sites_that_are_not_waited_for_train(tmp_path: Path, replies: int) -> None:
-    settings = experiment_settings()
+    settings = federations.experiment_settings()
     settings["run"] |= {"rounds": 6, "pace": {"name": "buffered", "replies": replies}}
-    with served(make(tmp_path / "federation", settings=settings), tmp_path) as live:
+    with federations.served(federations.make(tmp_path / "federation", settings=settings), tmp_path) as live:
         train(live, ["archive", "hospital"], tmp_path / "run")
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
     steps = [line for line in map(json.loads, metrics.splitlines()) if line["kind"] == "pace"]
@@ -161,27 +145,29 @@ def test_sites_that_are_not_waited_for_train(tmp_path: Path, replies: int) -> No
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_from_another_folder_to_the_same_bits(tmp_path: Path) -> None:
     """Certificate and cache lie below the folder in which it was begun, and are named from there."""
-    settings = experiment_settings()
+    settings = federations.experiment_settings()
     settings["run"]["rounds"] = 6
     settings["data"]["cache_dir"] = str(tmp_path / "federation" / "cache")
-    folders = make(tmp_path / "federation", settings=settings)
+    folders = federations.make(tmp_path / "federation", settings=settings)
     out = folders.path / "run"
-    with served(folders, tmp_path) as live, ExitStack() as stack:
+    with federations.served(folders, tmp_path) as live, ExitStack() as stack:
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | live.environment
         for name in settings["clients"]:
             site = str(folders.site(name).path)
-            stack.enter_context(started("site", site, log=tmp_path / f"{name}.log", environment=live.environment))
-        command = [*CLI, *["run", "server/experiment.yaml", "--out", "run", "--set", "run.engine.absence=120"]]
+            log = tmp_path / f"{name}.log"
+            stack.enter_context(federations.started("site", site, log=log, environment=live.environment))
+        command = [*federations.CLI, "run", "server/experiment.yaml", "--out", "run"]
+        command += ["--set", "run.engine.absence=120"]
         with (tmp_path / "first.log").open("wb") as log:
             first = subprocess.Popen(command, cwd=folders.path, env=environment, stdout=log, stderr=log)
-        wait_until((out / "checkpoints/round-000002.json").exists, 120, (tmp_path / "first.log").read_text)
+        federations.wait_until((out / "checkpoints/round-000002.json").exists, 120, (tmp_path / "first.log").read_text)
         first.kill()
         first.wait()
-        for pid, line in marked_processes(live.environment[MARK]).items():
+        for pid, line in federations.marked_processes(live.environment[federations.MARK]).items():
             if "serverapp" in line or "deploy.connection" in line:  # the first would go on without its launcher
                 os.kill(pid, signal.SIGKILL)
         assert not (out / "report.html").exists()
-        completed(live.process, "resume", str(out), environment=environment, cwd=Path("/"))
+        federations.completed(live.process, "resume", str(out), environment=environment, cwd=Path("/"))
     expected = in_one_process(settings, tmp_path / "alone")
     assert (out / "metrics.jsonl").read_bytes() == (expected / "metrics.jsonl").read_bytes()
     assert exchanged(out) == exchanged(expected)

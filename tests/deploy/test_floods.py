@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import CLI, MARK, Live, python_path, started
@@ -36,24 +36,17 @@ def server_app_peak(mark: str) -> int:
 def peak_of_a_run(live: Live, out: Path, flood: int) -> int:
     """Most memory of the ServerApp during a run; the texts' site adds so many bytes to its replies."""
     environment = live.environment | {"POLYFED_CACHE": str(out.parent / "cache")}
-    floods = {
-        "PYTHONPATH": python_path(FLOODER),
-        "POLYFED_FLOOD": str(flood),
-        "POLYFED_FLOODED": str(out.parent / "flooded"),
-    }
+    floods = {"PYTHONPATH": python_path(FLOODER), "POLYFED_FLOOD": str(flood)}
+    floods["POLYFED_FLOODED"] = str(out.parent / "flooded")
     hostile = environment | (floods if flood else {})
     with (
         started("site", str(live.folders.path / "archive"), log=out.parent / "archive.log", environment=hostile),
         started("site", str(live.folders.path / "hospital"), log=out.parent / "hospital.log", environment=environment),
     ):
         arguments = ["run", str(live.folders.server.experiment), "--out", str(out)]
-        run = subprocess.Popen(
-            [*CLI, *arguments, "--set", "run.exchange.limits.message_bytes=10000000"],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command = [*CLI, *arguments, "--set", "run.exchange.limits.message_bytes=10000000"]
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+        run = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         peak = 0
         while run.poll() is None:
             peak = max(peak, server_app_peak(live.environment[MARK]))
@@ -62,9 +55,7 @@ def peak_of_a_run(live: Live, out: Path, flood: int) -> int:
     return peak
 
 
-def test_an_unreferenced_part_does_not_fill_the_server(
-    live: Live, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_an_unreferenced_part_does_not_fill_the_server(live: Live, tmp_path: Path, record_property: Any) -> None:
     honest = peak_of_a_run(live, tmp_path / "honest", 0)
     flooded = peak_of_a_run(live, tmp_path / "attacked", FLOOD)
     excluded = RunRecords.load(tmp_path / "attacked").excluded()

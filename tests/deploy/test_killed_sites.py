@@ -57,9 +57,8 @@ def test_a_worker_that_is_killed_in_each_phase_keeps_bits_and_budget(tmp_path: P
     killing = common | {"POLYFED_KILL": f"{count}:1,3,5,7", "PYTHONPATH": python_path(KILLER)}
     try:
         with ExitStack() as stack:
-            served = stack.enter_context(
-                started("server", str(federation / "server"), log=tmp_path / "server.log", environment=common)
-            )
+            server, log = str(federation / "server"), tmp_path / "server.log"
+            served = stack.enter_context(started("server", server, log=log, environment=common))
             served.wait_for("open for sites")
             for name in SITES:
                 path = federation / name / "site.yaml"

@@ -80,10 +80,9 @@ def test_a_rehearsal_unlike_the_run_lists_the_differences(tmp_path: Path, monkey
     monkeypatch.setattr(module, "rehearse", lambda *arguments: tmp_path / "run")
     done = CliRunner().invoke(deploy_app, ["rehearse", "scenes-demo", "--compare", str(tmp_path / "other")])
     assert str(done.exception) == f"{tmp_path / 'run'} differs from {tmp_path / 'other'} in metrics.jsonl"
+    arguments = ["rehearse", "scenes-demo", "--compare", str(tmp_path / "nowhere")]
     with pytest.raises(ConfigError, match="nowhere is not a run folder"):  # before anything is started
-        CliRunner().invoke(
-            deploy_app, ["rehearse", "scenes-demo", "--compare", str(tmp_path / "nowhere")], catch_exceptions=False
-        )
+        CliRunner().invoke(deploy_app, arguments, catch_exceptions=False)
 
 
 def test_a_federation_without_a_host_is_refused() -> None:

@@ -100,9 +100,7 @@ def test_a_site_with_masked_sums_and_without_a_roster_is_warned(tmp_path: Path) 
         ("hospital", {"key": "new"}, "its key is not that of .*node.key; set it to null"),
     ],
 )
-def test_a_roster_that_cannot_be_is_refused_where_the_site_opens(
-    tmp_path: Path, name: str, values: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_roster_is_refused_by_the_site(tmp_path: Path, name: str, values: dict[str, Any], message: str) -> None:
     site = make(tmp_path / "f")
     made = {"own": site.public_key, "new": create_keys(tmp_path / "new")}
     if path := made.get(str(values.get("key"))):

@@ -19,11 +19,7 @@ from polyfed.wire.payload import Payload, Representations, Weights
 from sessions import prepared, site_of
 from small_federations import Config, topics
 
-INFOS = tuple(
-    ClientInfo(f"{type_name}-{k}", type_name, (type_name,), "t", 10, 5, f"arch-{type_name}")
-    for type_name in "ab"
-    for k in range(10)
-)
+INFOS = tuple(ClientInfo(f"{one}-{k}", one, (one,), "t", 10, 5, f"arch-{one}") for one in "ab" for k in range(10))
 
 
 def attack(name: str, **settings: Any) -> Any:
@@ -101,9 +97,7 @@ SENT, LEARNT = torch.tensor([1.0, 1.0]), torch.tensor([4.0, 5.0])
         ("constant", {}, [1 + 12.5**0.5] * 2),
     ],
 )
-def test_updates_of_weights_are_falsified_around_what_was_sent(
-    name: str, settings: Config, expected: list[float]
-) -> None:
+def test_updates_of_weights_are_falsified_around_those_sent(name: str, settings: Config, expected: list[float]) -> None:
     payload = falsified(name, LEARNT, SENT, **settings)
     bundle = payload.bundles["weights"]
     assert bundle["w"].tolist() == pytest.approx(expected)
@@ -132,11 +126,7 @@ def rows(*values: list[float]) -> Payload:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("sign_flip", [[-3.0, -4.0], [-0.0, -1.0]]),
-        ("scaled", [[30.0, 40.0], [0.0, 10.0]]),
-        ("constant", [[3.0, 4.0], [3.0, 4.0]]),
-    ],
+    [("sign_flip", [[-3, -4], [0, -1]]), ("scaled", [[30.0, 40.0], [0.0, 10.0]]), ("constant", [[3.0, 4.0]] * 2)],
 )
 def test_rows_are_falsified_one_by_one(name: str, expected: list[list[float]]) -> None:
     sent = rows([9.0, 9.0], [9.0, 9.0])  # not what they start from
@@ -178,9 +168,7 @@ def test_flipped_labels_count_from_the_other_end_for_attackers_alone(tmp_path: P
         ({"name": "sign_flip", "clients": ["someone"]}, "no client is called 'someone'"),
     ],
 )
-def test_attackers_who_cannot_attack_like_this_are_refused(
-    tiny: Config, attackers: Config, message: str, tmp_path: Path
-) -> None:
+def test_attackers_who_cannot_attack_are_refused(tiny: Config, attackers: Config, message: str, tmp_path: Path) -> None:
     tiny["run"]["attackers"] = {"clients": 1} | attackers
     with pytest.raises(ConfigError, match=message):
         polyfed.run(Experiment.parse(tiny), tmp_path / "run", quiet=True)

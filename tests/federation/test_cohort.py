@@ -71,12 +71,7 @@ class Noting(CohortListener):
 def cohort_of(names: str, engine: FakeEngine, **options: Any) -> tuple[Cohort, Dropped]:
     dropped: Dropped = []
     channel = Channel(engine.exchange, options.pop("transport", Transport()), Ledger(), options.pop("limits", Limits()))
-    settings: dict[str, Any] = {
-        "clients": tuple(info(name) for name in names),
-        "round": 1,
-        "channel": channel,
-        "listener": Noting(dropped),
-    }
+    settings = {"clients": tuple(map(info, names)), "round": 1, "channel": channel, "listener": Noting(dropped)}
     return Cohort(**settings | options), dropped
 
 

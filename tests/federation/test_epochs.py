@@ -63,9 +63,7 @@ def test_a_loop_within_a_loop_counts_its_own() -> None:
     assert seen == [(0, 2), (0, 1), (0, 2), (1, 2), (0, 1), (1, 2)]
 
 
-def test_small_passes_that_are_made_at_once_train_the_same(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_made_at_once_train_alike(tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny["clients"]["image"] |= {"items": 9, "training": {"batch_size": 16}}
     session, trained = prepared(tiny, tmp_path), []
     for most in (participant._AHEAD, -1):

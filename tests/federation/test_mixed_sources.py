@@ -43,11 +43,8 @@ def with_second(config: Config) -> Config:
 @pytest.mark.parametrize(
     "config",
     [
-        three_kinds(name="fedavg"),
-        three_kinds(name="fedprox"),
-        three_kinds(name="scaffold"),
-        transformers(name="fediot"),
-        transformers(name="fedcola"),
+        *(three_kinds(name=name) for name in ("fedavg", "fedprox", "scaffold")),
+        *(transformers(name=name) for name in ("fediot", "fedcola")),
     ],
     ids=lambda config: config["algorithm"]["name"],
 )
@@ -96,11 +93,11 @@ def test_types_that_differ_in_names_of_classes_alone_are_told(
     config["data"]["sources"]["renamed"] = config["data"]["sources"]["pictures"] | {"seed": 9}
     config["clients"]["more"] = config["clients"]["image"] | {"source": "renamed"}
     classes = types.type_classes
-    monkeypatch.setattr(
-        types,
-        "type_classes",
-        lambda target, split, salt: "18x00000000" if split.source == "renamed" else classes(target, split, salt),
-    )
+
+    def renamed(target: str, split: Any, salt: str) -> str:
+        return "18x00000000" if split.source == "renamed" else classes(target, split, salt)
+
+    monkeypatch.setattr(types, "type_classes", renamed)
     assert list(prepared(config, tmp_path).server.types) == ["image", "text", "paired", "more"]
     assert "clients of types 'image' and 'more' have one model, one task and equally many classes" in caplog.text
 
@@ -210,10 +207,7 @@ def paired(**more: Any) -> Any:
         (paired(also={"source": "scnes"}), "did you mean 'scenes'"),
         (paired(also={"source": "texts"}), "has no 'image', which these"),
         (paired(also={"source": "scenes", "split": "test"}), "'paired-0' are in 'scenes' test, which .* judged"),
-        (
-            lambda c: c.update(public=None) or paired(also="public")(c),
-            "clients.paired.also is public, but there is none",
-        ),
+        (lambda c: c.update(public=None) or paired(also="public")(c), "clients.paired.also is public, but there is"),
         (paired(also={"public": True, "items": 9}), "clients.paired.also.items is 9, but 'scenes' has 8 to deal out"),
         (paired(also="public", count=9), "clients.paired.count is 9, but there are 8 samples"),
         (swapped, "classes of 'label' in 'more' are not those of 'pictures'"),

@@ -123,10 +123,8 @@ def test_the_first_ask_is_unbounded_and_the_last_bounds_the_next() -> None:
     assert clip_lengths({"a0": 1.0, "a1": 2.0, "a2": 1e3}, recent) == pytest.approx([1.0, 2.0, 1e3], rel=1e-4)
     result = clip_lengths({"a0": 1.0, "a1": 7.9, "a2": 16.0, "a3": 160.0}, recent, notes)
     assert result == pytest.approx([1.0, 7.9, 8.0, 8.0], rel=1e-3)
-    assert notes == {
-        "a2": "weights: 2 times as long as aggregation.clip allows",
-        "a3": "weights: 20 times as long as aggregation.clip allows",
-    }
+    too_long = "times as long as aggregation.clip allows"
+    assert notes == {"a2": f"weights: 2 {too_long}", "a3": f"weights: 20 {too_long}"}
     # norms before clipping: a rise of all is held once
     assert clip_lengths({"a0": 40.0, "a1": 47.0, "a2": 50.0}, recent) == pytest.approx([40.0, 47.0, 47.8], rel=1e-3)
 

@@ -23,11 +23,7 @@ CLIENTS = (info("a0"), info("a1"), info("b0", "text"), info("c0", "image", "text
 
 @pytest.mark.parametrize(
     ("rule", "weights"),
-    [
-        (ConstantStaleness(), [1.0, 1.0, 1.0]),
-        (Polynomial(), [1.0, 2**-0.5, 3**-0.5]),
-        (Polynomial(a=2), [1.0, 1 / 4, 1 / 9]),
-    ],
+    [(ConstantStaleness(), [1.0] * 3), (Polynomial(), [1.0, 2**-0.5, 3**-0.5]), (Polynomial(a=2), [1.0, 1 / 4, 1 / 9])],
 )
 def test_weights_by_staleness(rule: Staleness, weights: list[float]) -> None:
     assert [rule.weight(tau) for tau in range(3)] == pytest.approx(weights, rel=1e-15)
@@ -52,9 +48,8 @@ def test_what_was_learnt_is_put_upon_the_model_of_now() -> None:
     result = moved(now, then, trained, 0.25)
     for i in range(3):
         for j in range(2):
-            assert float(result[i, j]) == pytest.approx(
-                float(now[i, j] + 0.25 * (trained[i, j] - then[i, j])), abs=1e-6
-            )
+            expected = float(now[i, j] + 0.25 * (trained[i, j] - then[i, j]))
+            assert float(result[i, j]) == pytest.approx(expected, abs=1e-6)
     large = 2**60
     assert int(moved(torch.tensor(large + 8), torch.tensor(3), torch.tensor(11), 0.5)) == large + 12
 
@@ -69,9 +64,7 @@ def test_drawn_times_are_a_clients_own() -> None:
     assert 0 <= float(logs.min()) < 0.05
     assert 0.95 < float(logs.max()) <= 1
     assert abs(float(logs.mean()) - 0.5) < 0.05
-    assert SampledResponseTimes(seconds=2, skew=20).of(many[5:7], seed=1) == {
-        one.id: drawn[one.id] for one in many[5:7]
-    }
+    assert SampledResponseTimes(seconds=2, skew=20).of(many[5:7], 1) == {one.id: drawn[one.id] for one in many[5:7]}
     slower = SampledResponseTimes(seconds=2, skew=20, groups={"a": 3}).of(many[:1], seed=1)
     assert slower["a0"] == pytest.approx(3 * drawn["a0"])
 

@@ -171,12 +171,8 @@ def diseased(tiny: Config, folder: Path, **group: Any) -> Config:
     pq.write_table(pa.table(columns), folder / "reports" / "train.parquet")
     pq.write_table(pa.table(columns).slice(0, 45), folder / "reports" / "test.parquet")
     tiny["data"] |= {"dir": str(folder)}
-    tiny["data"]["sources"]["reports"] = {
-        "name": "parquet",
-        "path": "reports",
-        "columns": {"text": "text"},
-        "targets": {"label": "edema"},
-    }
+    columns = {"columns": {"text": "text"}, "targets": {"label": "edema"}}
+    tiny["data"]["sources"]["reports"] = {"name": "parquet", "path": "reports", **columns}
     text = tiny["server"]["model"]["encoders"]["text"]
     ill = {"name": "dirichlet", "alpha": 1.0, "min_size": 5, "of": ["edema", "effusion"], "together": "patient"}
     model = {"dim": 8, "encoders": {"text": text}}
@@ -201,11 +197,8 @@ def test_diseases_make_the_class_and_patients_stay_whole(tiny: Config, tmp_path:
 
 
 def test_a_dealt_test_is_disjoint_complete_and_like_the_training_data(tiny: Config, tmp_path: Path) -> None:
-    federation = population(
-        diseased(
-            tiny, tmp_path, partition={"name": "dirichlet", "alpha": 0.3, "min_size": 2, "of": ["edema", "effusion"]}
-        )
-    )
+    partition = {"name": "dirichlet", "alpha": 0.3, "min_size": 2, "of": ["edema", "effusion"]}
+    federation = population(diseased(tiny, tmp_path, partition=partition))
     tests = {name: federation.test(member) for name, member in federation.members.items()}
     assert sorted(torch.cat([test.items for test in tests.values()]).tolist()) == list(range(45))
     for name, member in federation.members.items():
@@ -268,9 +261,7 @@ def test_what_cannot_be_dealt_is_refused(tiny: Config, tmp_path: Path, group: Co
         first_test()
 
 
-def test_what_a_client_holds_is_counted_without_decoding_anything(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_client_holds_is_counted_without_decoding(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = population(tiny)
     wanted = len(population(tiny).train(federation.members["paired-0"]))
     monkeypatch.setattr("polyfed.data.views.pixels.Pixels.open", lambda *_: pytest.fail("an image was decoded"))

@@ -90,12 +90,8 @@ def test_parts_are_disjoint_from_each_other_and_from_all_that_is_held() -> None:
     federation = opened()
     parts = drawn(federation.public)
     assert parts["gallery/image"] == parts.pop("gallery/text")
-    assert {name: len(items) for name, items in parts.items()} == {
-        "pairs": 8,
-        "unpaired/image": 5,
-        "unpaired/text": 3,
-        "gallery/image": 4,
-    }
+    counts = {"pairs": 8, "unpaired/image": 5, "unpaired/text": 3, "gallery/image": 4}
+    assert {name: len(items) for name, items in parts.items()} == counts
     everything = [item for items in parts.values() for item in items]
     assert len(set(everything)) == len(everything) == 20
     assert sorted(everything) == federation.public.all_items.tolist()
@@ -197,10 +193,7 @@ def test_rows_of_another_number_are_refused_with_their_sender(tmp_path: Path, ou
     server, method = session.server, session.experiment.algorithm
     known = method.public.server_outputs(server)
     honest = method.public.to_wire(server, known, known.order)
-    rows = {
-        name: torch.cat([values, values[:1]])[: len(values) + more * (name == output)]
-        for name, values in honest.items()
-    }
+    rows = {name: torch.cat([own, own[:1]])[: len(own) + more * (name == output)] for name, own in honest.items()}
     notes = Representations(rows, order=known.order)
     message = f"'{output}' has {ROWS[output] + more} rows, but there are {ROWS[output]} distinct inputs"
     with pytest.raises(PayloadError, match=message):
@@ -263,9 +256,7 @@ def test_shares_are_of_the_rows_that_have_a_target() -> None:
 
 
 @pytest.mark.parametrize("public_samples", [None, 6])
-def test_the_distillation_weighs_every_row_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_samples: int | None
-) -> None:
+def test_every_row_weighs_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public_samples: int | None) -> None:
     """All rows in one batch, against the mean over the rows of each modality, whatever part they are of."""
     settings = EXCHANGES | {"distiller": {"weight": 3.0}, "public": {"samples": public_samples}}
     session = prepared(config_of(**settings), tmp_path)
@@ -275,8 +266,7 @@ def test_the_distillation_weighs_every_row_alike(
         name: len(part) for name, part in server.public.parts.items()
     }
     targets = {
-        name: Ensembled(unit(count, 8, seed=k), torch.arange(count) % 3 > 0)
-        for k, (name, count) in enumerate(counts.items())
+        name: Ensembled(unit(n, 8, seed=k), torch.arange(n) % 3 > 0) for k, (name, n) in enumerate(counts.items())
     }
     before = method.public.outputs(server)
     parts = {name: part for name, part in server.public.parts.items() if not name.startswith("gallery")}

@@ -41,10 +41,8 @@ def received(sent: Iterable[tuple[ClientInfo, Payload]]) -> Iterator[Reply]:
 
 
 def weights(*values: float) -> list[tuple[ClientInfo, Payload]]:
-    return [
-        (info(f"c{k}"), Payload({"weights": Weights({"w": torch.full((2,), value)}), "num_examples": 10}))
-        for k, value in enumerate(values)
-    ]
+    bundles = [Weights({"w": torch.full((2,), value)}) for value in values]
+    return [(info(f"c{k}"), Payload({"weights": own, "num_examples": 10})) for k, own in enumerate(bundles)]
 
 
 def test_every_reply_leaves_with_what_stands_for_its_type() -> None:
@@ -83,10 +81,8 @@ def test_types_leave_as_soon_as_their_last_client_has_replied() -> None:
 
 
 def test_counters_are_the_median_of_what_was_counted() -> None:
-    sent = [
-        (info(f"c{k}"), Payload({"weights": Weights({"w": torch.ones(1), "n": torch.tensor(count)})}))
-        for k, count in enumerate((7, 8, 1 << 60))
-    ]
+    bundles = [Weights({"w": torch.ones(1), "n": torch.tensor(count)}) for count in (7, 8, 1 << 60)]
+    sent = [(info(f"c{k}"), Payload({"weights": own})) for k, own in enumerate(bundles)]
     for name in ("median", "geometric_median"):
         (_, payload), *_ = combined(name, sent)
         assert payload.bundles["weights"]["n"] == torch.tensor(8)
@@ -94,10 +90,9 @@ def test_counters_are_the_median_of_what_was_counted() -> None:
 
 
 def test_half_precision_is_combined_in_full_and_stays_what_it_was() -> None:
-    sent = [
-        (info(f"c{k}"), Payload({"weights": Weights({"w": torch.tensor([value], dtype=torch.float16)})}))
-        for k, value in enumerate((60000.0, 60000.0, 60000.0, 1.0, 60000.0))
-    ]
+    values = (60000.0, 60000.0, 60000.0, 1.0, 60000.0)
+    bundles = [Weights({"w": torch.tensor([value], dtype=torch.float16)}) for value in values]
+    sent = [(info(f"c{k}"), Payload({"weights": own})) for k, own in enumerate(bundles)]
     (_, payload), *_ = combined("trimmed_mean", sent)
     assert payload.bundles["weights"]["w"].tolist() == [60000.0]
     assert payload.bundles["weights"]["w"].dtype == torch.float16
@@ -105,10 +100,8 @@ def test_half_precision_is_combined_in_full_and_stays_what_it_was() -> None:
 
 def test_rows_keep_their_kind_and_order() -> None:
     rows = torch.nn.functional.normalize(torch.ones(4, 3), dim=1)
-    sent = [
-        (info(f"c{k}"), Payload({"representations": Representations({"image": sign * rows}, order="here")}))
-        for k, sign in enumerate((1, 1, -1))
-    ]
+    bundles = [Representations({"image": sign * rows}, order="here") for sign in (1, 1, -1)]
+    sent = [(info(f"c{k}"), Payload({"representations": own})) for k, own in enumerate(bundles)]
     (_, payload), *_ = combined("median", sent)
     bundle = payload.bundles["representations"]
     assert isinstance(bundle, Representations)

@@ -141,19 +141,14 @@ STEP = st.tuples(
     st.sampled_from(["accepted", "accepted", "accepted", "refused", "lost"]),
 )
 PHASES = st.lists(st.lists(STEP, max_size=3, unique_by=lambda step: step[0]), max_size=3)
-EVENTS = st.lists(
-    st.tuples(st.sampled_from(["round", "crash"]), PHASES) | st.tuples(st.just("rewind"), st.just([])),
-    min_size=1,
-    max_size=14,
-)
+EVENT = st.tuples(st.sampled_from(["round", "crash"]), PHASES) | st.tuples(st.just("rewind"), st.just([]))
+EVENTS = st.lists(EVENT, min_size=1, max_size=14)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS, st.sampled_from([0, 1 << 20]))
-def test_whatever_a_server_can_ask_for_is_there(
-    events: list[tuple[str, list[list[tuple[str, str]]]]], memory: int
-) -> None:
+def test_what_a_server_can_ask_for_is_there(events: list[tuple[str, list[list[tuple[str, str]]]]], memory: int) -> None:
     """Random cohorts, phases, refused and lost replies, crashes in a round and falls back to the round before.
 
     A server resumes from one of its last two complete rounds. Whatever it then asks for, and whatever it asks for

@@ -111,9 +111,7 @@ def least_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
         (3.159, 1.95, 1.0),
     ],
 )
-def test_epsilon_of_a_replaced_sample_is_no_less_than_a_lower_bound(
-    noise: float, replaced: float, added: float
-) -> None:
+def test_epsilon_of_a_replaced_sample_is_not_below_a_lower_bound(noise: float, replaced: float, added: float) -> None:
     costs = [PrivacyCost(noise, 0.1, 10)] * 6
     least = least_epsilon(noise, 0.1, 60, 1e-5)
     assert epsilon_of(costs, 1e-5) == pytest.approx(replaced, abs=0.01)

@@ -71,9 +71,7 @@ def gradients(client: Participant, samples: Any, index: int) -> dict[str, Tensor
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in trained}
 
 
-def batches_of(
-    patch: pytest.MonkeyPatch, client: Any, steps: int, seen: Callable[[Tensor, torch.Generator], Any]
-) -> list[list[Any]]:
+def batches_of(patch: pytest.MonkeyPatch, client: Any, steps: int, seen: Callable[..., Any]) -> list[list[Any]]:
     """Observations of each batch that is drawn by two equal secrets and another; gradients are not computed."""
     drawn: list[Any] = []
 
@@ -120,9 +118,7 @@ LACKING = [{"imputation": "drop"}, {"imputation": "placeholder"}, {"modality": "
 
 
 @pytest.mark.parametrize("more", mostly_slow(LACKING, LACKING[1]))
-def test_samples_that_lack_modalities_are_differentiated_with_those_that_lack_the_same(
-    more: Config, tiny: Config, tmp_path: Path
-) -> None:
+def test_samples_are_differentiated_with_those_that_lack_the_same(more: Config, tiny: Config, tmp_path: Path) -> None:
     del tiny["clients"]["image"], tiny["server"]
     tiny["data"]["sources"]["scenes"]["targets"] = {"label": "label"}
     task = {"name": "classification", "target": "label"} | more

@@ -119,9 +119,7 @@ def changed(place: int, **values: object) -> Damage:
         (lambda lines: [*lines, {}], 4),
     ],
 )
-def test_no_client_goes_on_with_a_line_that_is_not_what_or_where_it_was(
-    full: SpendingLedger, damage: Damage, line: int
-) -> None:
+def test_no_client_goes_on_with_a_changed_or_moved_line(full: SpendingLedger, damage: Damage, line: int) -> None:
     lines = damage([json.loads(text) for text in full.path.read_text().splitlines()])
     full.path.write_text("".join(json.dumps(content) + "\n" for content in lines))
     with pytest.raises(DataError, match=rf"line {line} of .*a\.jsonl' is damaged .* restore the newest copy"):

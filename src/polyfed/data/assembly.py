@@ -22,16 +22,11 @@ from polyfed.core.errors import ConfigError, DataError
 from polyfed.data.arrow import fingerprint_of, innermost, is_text, lacking
 from polyfed.data.samples import Inputs, Samples
 from polyfed.data.source import Column, Split
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import NO_VIEWS, DataContext, Views
 
 
 def assemble(
-    split: Split,
-    views: Mapping[str, View],
-    context: DataContext,
-    *,
-    layout: Sequence[str] = (),
-    lazy: Mapping[str, View] = MappingProxyType({}),
+    split: Split, views: Views, context: DataContext, *, layout: Sequence[str] = (), lazy: Views = NO_VIEWS
 ) -> Samples:
     """All samples of a split, with the modalities in ``views``; other modalities are not loaded.
 
@@ -62,7 +57,7 @@ def assemble(
         for name, column in columns.items()
     }
 
-    def opened(chosen: Mapping[str, View]) -> dict[str, Inputs]:
+    def opened(chosen: Views) -> dict[str, Inputs]:
         return {name: view.beside(views, context).open(read[name][0], name, context) for name, view in chosen.items()}
 
     return Samples(
@@ -79,10 +74,8 @@ def assemble(
 
 def _modality(split: Split, modality: str) -> Column:
     if modality not in split.columns:
-        raise ConfigError(
-            f"data.sources.{split.source}.columns has no '{modality}', which a model encodes; "
-            f"it has: {', '.join(split.columns) or 'none'}"
-        )
+        what = f"data.sources.{split.source}.columns has no '{modality}', which a model encodes"
+        raise ConfigError(f"{what}; it has: {', '.join(split.columns) or 'none'}")
     return split.modality(modality)
 
 
@@ -313,9 +306,7 @@ class _Joined:
         # null is set apart, as it cannot be compared with other values
         self.values: list[Any] = sorted(distinct - {None})
         self.is_bit = distinct <= {0, 1} and not any(column.encoded for column in columns)
-        named = (
-            split.classes[target] for split in splits for target in split.classes if split.targets.get(target) == name
-        )
+        named = (split.classes[key] for split in splits for key in split.classes if split.targets.get(key) == name)
         self.classes: Sequence[str] = next(named, ())
         if None in distinct:
             self.values.insert(0, None)

@@ -36,11 +36,11 @@ from polyfed.core.errors import ConfigError
 from polyfed.core.files import user_cache
 from polyfed.core.randomness import isolated
 from polyfed.core.untrusted import file_json
-from polyfed.data.images import PIXELS, ImageFit, Resampling, decode, image_bytes
+from polyfed.data.images import ImageFit, Resampling, decode, image_bytes
 from polyfed.data.sounds import recorded_mel
 
 Pool = Literal["auto", "cls", "mean", "pooled", "projected", "tokens"]
-BackboneTower = Literal["whole", "vision", "text"]
+Tower = Literal["whole", "vision", "text"]
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Argument of every call of ``transformers`` that reads a folder or the hub: their content is never run."""
@@ -51,13 +51,8 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
 )
-_OFFSET_POSITIONS = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "mpnet",
-    "longformer",
-)  # positions start after the padding id
+# types of networks whose positions start after the padding id
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 NOT_ASKED = "in the hub's cache here; for an opened folder the hub is used with allow_code=True (--allow-code)"
 _CODE = {
     "attn_implementation": ("eager", "sdpa"),
@@ -214,10 +209,9 @@ def _extract(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], p
 
 def missing_folder(name: str, weights: Path | None, key: str) -> ConfigError:
     """The error for a missing folder."""
-    remedy = (
-        "set --weights-dir, data.weights_dir or POLYFED_WEIGHTS, of which the first counts, to the folder that holds it"
-    )
-    return ConfigError(f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'}); {remedy}")
+    missing = f"{key}: no folder '{name}' below the weights folder ({weights or 'not set'})"
+    settings = "--weights-dir, data.weights_dir or POLYFED_WEIGHTS, of which the first counts"
+    return ConfigError(f"{missing}; set {settings}, to the folder that holds it")
 
 
 def digest(folder: Path) -> str:
@@ -425,9 +419,7 @@ class Backbone(nn.Module):
         before_last: number of last layers to leave out, for states instead of the output; None: the output.
     """
 
-    def __init__(
-        self, model: nn.Module, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, pool: Pool, tower: Tower = "whole", before_last: int | None = None) -> None:
         super().__init__()
         self.body = _tower(model, tower)
         self.pool = pool_of(pool, tower)
@@ -462,7 +454,7 @@ class Backbone(nn.Module):
         return self.body(**options)
 
 
-def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
+def _tower(model: nn.Module, tower: Tower) -> nn.Module:
     towers = [name for name in ("vision", "text") if hasattr(model, f"{name}_model")]
     if tower == "whole" and towers:
         raise ConfigError(f"backbone has several towers; set tower to one of: {', '.join(towers)}")
@@ -472,12 +464,12 @@ def _tower(model: nn.Module, tower: BackboneTower) -> nn.Module:
     return body
 
 
-def pool_of(pool: Pool, tower: BackboneTower) -> Pool:
+def pool_of(pool: Pool, tower: Tower) -> Pool:
     """``pool``; for ``auto`` and one of several towers ``pooled``, as the towers were trained together."""
     return "pooled" if pool == "auto" and tower != "whole" else pool
 
 
-def _own_projection(model: nn.Module, tower: BackboneTower) -> nn.Module:
+def _own_projection(model: nn.Module, tower: Tower) -> nn.Module:
     """Layer that maps a tower's output into the space shared by all towers, in which SigLIP's pooled vectors lie."""
     projection = getattr(model, {"vision": "visual_projection", "text": "text_projection"}.get(tower, ""), None)
     if isinstance(projection, nn.Module):
@@ -487,9 +479,7 @@ def _own_projection(model: nn.Module, tower: BackboneTower) -> nn.Module:
     raise ConfigError("backbone does not share a space with another tower; use CLIP or SigLIP, and set tower")
 
 
-def frozen_backbone(
-    folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None
-) -> Backbone:
+def frozen_backbone(folder: Path, pool: Pool, tower: Tower = "whole", before_last: int | None = None) -> Backbone:
     """The backbone in ``folder`` with its weights, in evaluation mode, without gradients."""
     from transformers import AutoModel
 
@@ -499,7 +489,7 @@ def frozen_backbone(
     return backbone.eval().requires_grad_(False)
 
 
-def outline(folder: Path, pool: Pool, tower: BackboneTower = "whole", before_last: int | None = None) -> Backbone:
+def outline(folder: Path, pool: Pool, tower: Tower = "whole", before_last: int | None = None) -> Backbone:
     """The backbone in ``folder`` on the meta device: shapes without weights or arithmetic.
 
     Raises:
@@ -532,7 +522,7 @@ class Prepared(NamedTuple):
     mask: Bool[Tensor, "b l"] | None
 
 
-def input_kind(folder: Path, tower: BackboneTower) -> InputKind:
+def input_kind(folder: Path, tower: Tower) -> InputKind:
     """Input of the backbone in ``folder``, or of one of its towers, by its files, else by its configuration.
 
     Raises:
@@ -559,9 +549,7 @@ class Preparation(ABC):
         """Shape of one value in the input."""
 
     @abstractmethod
-    def __call__(
-        self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
-    ) -> Prepared:
+    def __call__(self, values: Sequence[Any], folder: Path | None, most: int, width: int | None = None) -> Prepared:
         """Backbone input of some values.
 
         Args:
@@ -622,22 +610,15 @@ class ImagePreparation(Preparation):
             raise ConfigError(f"'{folder}/{PREPROCESSOR}' states no image size; set the view's size")
         if (number := config.get("resample", 2)) not in _PILLOW:
             raise ConfigError(f"'{folder}/{PREPROCESSOR}': resample {number} is not one of {sorted(_PILLOW)}")
-        return cls(
-            size=side,
-            fit=fit or ("crop" if config.get("do_center_crop") else "squash"),
-            resampling=_PILLOW[number],
-            factor=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
-            mean=mean,
-            std=std,
-        )
+        cut: ImageFit = fit or ("crop" if config.get("do_center_crop") else "squash")
+        factor = float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0
+        return cls(side, cut, _PILLOW[number], factor, mean, std)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return 3, self.size, self.size
 
-    def __call__(
-        self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
-    ) -> Prepared:
+    def __call__(self, values: Sequence[Any], folder: Path | None, most: int, width: int | None = None) -> Prepared:
         """Image structs {bytes, path} or encoded bytes -> float32 images."""
         datas = [image_bytes(value, folder, most) for value in values]
         pixels = np.stack([decode(data, self.size, self.fit, self.resampling, most) for data in datas])
@@ -696,9 +677,7 @@ class TextPreparation(Preparation):
     def shape(self) -> tuple[int, ...]:
         return (self.full or self.length,)
 
-    def __call__(
-        self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
-    ) -> Prepared:
+    def __call__(self, values: Sequence[Any], folder: Path | None, most: int, width: int | None = None) -> Prepared:
         """Texts -> token ids and mask; ``folder`` and ``most`` have no effect.
 
         Raises:
@@ -706,12 +685,9 @@ class TextPreparation(Preparation):
         """
         if (wrong := next((value for value in values if not isinstance(value, str)), None)) is not None:
             raise TypeError(f"not a text but {type(wrong).__name__}")
+        padding = True if width is None and not self.pad_to_length else "max_length"
         batch = self.tokenizer(
-            list(values),
-            padding=True if width is None and not self.pad_to_length else "max_length",
-            truncation=True,
-            max_length=width or self.length,
-            return_tensors="pt",
+            list(values), padding=padding, truncation=True, max_length=width or self.length, return_tensors="pt"
         )
         ids = cast("Int64[Tensor, 'b l']", batch["input_ids"])
         if self.full is not None:
@@ -757,10 +733,8 @@ class SoundPreparation(Preparation):
             rate, bands, frames = (int(config[key]) for key in ("sampling_rate", _BANDS, "max_length"))
             mean, std = float(config["mean"]), float(config["std"])
         except (KeyError, TypeError, ValueError) as error:
-            needed = f"it needs sampling_rate, {_BANDS}, max_length, mean and std"
-            raise ConfigError(
-                f"'{folder}/{PREPROCESSOR}' does not describe inputs of sounds ({error}); {needed}"
-            ) from error
+            what = f"'{folder}/{PREPROCESSOR}' does not describe inputs of sounds ({error})"
+            raise ConfigError(f"{what}; it needs sampling_rate, {_BANDS}, max_length, mean and std") from error
         # transformers divides by twice the deviation
         return cls(rate, bands, frames, *((mean, 2 * std) if config.get("do_normalize", True) else (0.0, 1.0)))
 
@@ -768,9 +742,7 @@ class SoundPreparation(Preparation):
     def shape(self) -> tuple[int, ...]:
         return self.frames, self.bands
 
-    def __call__(
-        self, values: Sequence[Any], folder: Path | None = None, most: int = PIXELS, width: int | None = None
-    ) -> Prepared:
+    def __call__(self, values: Sequence[Any], folder: Path | None, most: int, width: int | None = None) -> Prepared:
         """Recordings for ``sounds.waveform`` -> float32 spectrograms."""
         each = [recorded_mel(value, self.rate, self.bands, self.frames, folder) for value in values]
         return Prepared((torch.stack(each) - self.mean) / self.std, None)

@@ -58,10 +58,7 @@ Column = Tensor | Pending
 def each(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Columns, some of them in mappings, with a change applied to every column."""
     # by the types of columns: to ask for a mapping takes longer
-    return {
-        name: change(value) if isinstance(value, Tensor | Pending) else each(value, change)
-        for name, value in columns.items()
-    }
+    return {name: change(own) if isinstance(own, Column) else each(own, change) for name, own in columns.items()}
 
 
 @dataclass(eq=False)

@@ -245,12 +245,8 @@ def _columns(records: Sequence[_Record], delimiter: str) -> Rows:
             counts = f"line {row.first} has {len(row.fields)} fields, the heading (line {heading.first}) {named}"
             raise DataError(f"{counts}; quote texts that hold '{delimiter}', and leave nothing above the heading")
     columns = list(zip_longest(*(row.fields for row in rows))) or [()] * len(names)
-    named_columns = zip(names, columns, strict=False)
-    return {
-        name or "Unnamed: 0": [value or None for value in column]
-        for name, column in named_columns
-        if name or any(column)
-    }
+    pairs = zip(names, columns, strict=False)
+    return {name or "Unnamed: 0": [value or None for value in own] for name, own in pairs if name or any(own)}
 
 
 # ---- numbers
@@ -422,10 +418,8 @@ def _decimal(readings: Mapping[str, Mapping[str, _Parsed]], likely: Collection[s
         points = {name: own for name, own in points.items() if not all(map(_DAY.fullmatch, own))}
     if commas and points:
         firsts = [(other, *next(iter(one.items()))) for other, one in ((".", commas), (",", points))]
-        seen = [f"'{next(iter(_odd(own, other) or own))}' in '{name}'" for other, name, own in firsts]
-        raise DataError(
-            f'has {" and ".join(seen)}; give the sign before decimals (reading.decimal, --decimal: "," or ".")'
-        )
+        seen = " and ".join(f"'{next(iter(_odd(own, other) or own))}' in '{name}'" for other, name, own in firsts)
+        raise DataError(f'has {seen}; give the sign before decimals (reading.decimal, --decimal: "," or ".")')
     if commas:
         return ","
     both = {name: by for name, by in readings.items() if len(by) > 1 and by["."] != by[","]}

@@ -295,10 +295,8 @@ def _naming_columns(rows: Rows, files: Collection[str]) -> list[str]:
     """
     called = set(map(_last_part, files))
     stems = {name.rpartition(".")[0] for name in called}
-    values = {
-        name: {_last_part(str(value)) for value in as_written(column)[:_LOOKED_AT] if value is not None}
-        for name, column in rows.items()
-    }
+    first = {name: as_written(column)[:_LOOKED_AT] for name, column in rows.items()}
+    values = {name: {_last_part(str(one)) for one in own if one is not None} for name, own in first.items()}
 
     def names_some(own: set[str], known: set[str]) -> bool:
         same = own & known

@@ -366,11 +366,8 @@ class _Chained:
         which = torch.bucketize(rows, torch.tensor(starts), right=True) - 1
         # each part loads all of its rows at once
         positions = [(which == number).nonzero().squeeze(1) for number in range(len(self.parts))]
-        loaded = [
-            part(rows[own] - start, generator)
-            for part, start, own in zip(self.parts, starts, positions, strict=True)
-            if len(own)
-        ]
+        chosen = zip(self.parts, starts, positions, strict=True)
+        loaded = [part(rows[own] - start, generator) for part, start, own in chosen if len(own)]
         if not loaded:
             return self.parts[0](rows, generator)
         longest = max((part.shape[1] for part in loaded if part.dim() > 1), default=0)
@@ -416,9 +413,7 @@ def union(sets: Sequence[Samples]) -> Samples:
         starts = _starts(sizes)
         return torch.cat([own + starts[data_set] for own, data_set in zip(values, number, strict=True)])
 
-    chains = {
-        name: tuple({**part.inputs, **part.lazy}[name] for part in distinct) for name in (*first.inputs, *first.lazy)
-    }
+    chains = {key: tuple({**one.inputs, **one.lazy}[key] for one in distinct) for key in (*first.inputs, *first.lazy)}
     opened = {name: chain[0] if len(chain) == 1 else _Chained(chain) for name, chain in chains.items()}
     rows = {}
     for name, chain in chains.items():

@@ -133,9 +133,7 @@ def equal_in_two_splits(tables: Tables, column: str, images: Sequence[ImageFacts
         column: Column of images, recordings or texts.
         images: Facts about the images in it, if it has any.
     """
-    digests = [one and one.digest for one in images] or [
-        _digest(table, value) for _, table, value in _rows(tables, column)
-    ]
+    digests = [one and one.digest for one in images] or [_digest(own, value) for _, own, value in _rows(tables, column)]
     splits = chain.from_iterable([split] * table.count() for split, table in tables.items())
     first: dict[str, tuple[str, str]] = {}
     equal = []
@@ -183,9 +181,7 @@ class MaskSurvey:
         if broken:
             raise DataError(f"{place}: {len(broken)} masks cannot be read, first {broken[0]}; mend or leave them out")
         rows = prepared(f"checking masks ({mask})", _rows(tables, mask), _count(tables))
-        values = {
-            name: _values_of(image_bytes(value, table.folder)) for name, table, value in rows if value is not None
-        }
+        values = {name: _values_of(image_bytes(value, own.folder)) for name, own, value in rows if value is not None}
         if not values:
             raise DataError(f"{place}: no row has a mask; name the column of masks 'mask', or add them")
         return cls(place, images, masks, values)
@@ -233,10 +229,8 @@ class MaskSurvey:
         """
         self._require_plain()
         if len(self._all) == 2:
-            return (
-                f"threshold: {sum(self._all) // 2}",
-                f"all {len(self.values)} masks have the values {_listed(self._all)}",
-            )
+            reason = f"all {len(self.values)} masks have the values {_listed(self._all)}"
+            return f"threshold: {sum(self._all) // 2}", reason
         if self._is_blurred:
             return "threshold: 127", "masks are black and white, with few values between (blurred, or compressed)"
         self._require_one_code()

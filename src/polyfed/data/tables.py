@@ -554,6 +554,10 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         values = [_entries(table, source, part).combine_chunks() for part in structs[column]]
         return pa.chunked_array([pa.StructArray.from_arrays(values, names=structs[column])])
 
+    def key_of(column: str) -> str:
+        own = ((part, table.key(part)) for part in structs.get(column, ()))
+        return arrow.fingerprint_of(*own) if column in structs else table.key(column)
+
     schema = table.schema
     for column, parts in structs.items():
         schema = schema.append(pa.field(column, pa.struct([(part, table.type_of(part)) for part in parts])))
@@ -562,11 +566,7 @@ def _with_structs(table: SplitTable, source: TableSource, name: str) -> SplitTab
         read=read,
         schema=schema,
         filled=lambda column: any(map(table.filled, structs.get(column, (column,)))),
-        key=lambda column: (
-            arrow.fingerprint_of(*((part, table.key(part)) for part in structs[column]))
-            if column in structs
-            else table.key(column)
-        ),
+        key=key_of,
     )
 
 
@@ -651,9 +651,8 @@ def _complete(table: SplitTable, source: TableSource, fitting: arrow.Mask) -> tu
     rows = fitting & ~gone
     if not rows.any():
         lacks = ", ".join(f"'{column}' ({count})" for column, count in left_out.items())
-        raise DataError(
-            f"{table.place}: all {int(fitting.sum())} items are incomplete, they lack {lacks}; name other columns"
-        )
+        what = f"all {int(fitting.sum())} items are incomplete, they lack {lacks}"
+        raise DataError(f"{table.place}: {what}; name other columns")
     return rows, left_out
 
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from polyfed.core.errors import ConfigError, DataError
@@ -141,8 +142,12 @@ def public_column(context: DataContext, modality: str, who: str, instead: str) -
         ConfigError: it has no such column; names ``who`` learns from it, and what to do ``instead``.
     """
     if modality not in context.public:
-        raise ConfigError(
-            f"{who} learns from the public set, which has no '{modality}' "
-            f"(it has: {', '.join(context.public) or 'nothing'}); {instead}, or add a public set with it"
-        )
+        has = f"which has no '{modality}' (it has: {', '.join(context.public) or 'nothing'})"
+        raise ConfigError(f"{who} learns from the public set, {has}; {instead}, or add a public set with it")
     return context.public[modality]
+
+
+Views = Mapping[str, View]
+"""Maps a modality to the view of its column."""
+
+NO_VIEWS: Views = MappingProxyType({})

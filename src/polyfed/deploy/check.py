@@ -24,16 +24,9 @@ from polyfed.core.files import whole
 from polyfed.core.randomness import isolated
 from polyfed.data.arrow import is_text
 from polyfed.data.source import Split
+from polyfed.deploy import folders
 from polyfed.deploy.check_network import Finding, Level, check_server, expiry, guarded
-from polyfed.deploy.folders import (
-    SiteFolder,
-    days_left,
-    fingerprint,
-    is_private,
-    public_half,
-    read_certificate,
-    read_public,
-)
+from polyfed.deploy.folders import SiteFolder
 from polyfed.deploy.host import Announced, demands_of, read_plan, unlike
 from polyfed.deploy.settings import Connection, ExpectedData, SiteConfig, load_settings, own_roster
 from polyfed.engines.run_spec import RunSpec
@@ -140,22 +133,18 @@ def _check_versions() -> Iterator[Finding]:
 
 def _check_key(site: SiteFolder) -> Iterator[Finding]:
     """The node key exists, only its owner can read it, and the public half next to it belongs to it."""
-    public = public_half(site.key)
-    if is_private(site.key):
-        yield Finding("ok", "node key", f"{fingerprint(public)}, readable by its owner only")
+    public = folders.public_half(site.key)
+    if folders.is_private(site.key):
+        yield Finding("ok", "node key", f"{folders.fingerprint(public)}, readable by its owner only")
     else:
         yield Finding("error", "node key", "others can read node.key", f"chmod 600 {site.key}")
-    if site.public_key.exists() and read_public(site.public_key) != public:
-        yield Finding(
-            "error",
-            "public key",
-            "node.pub does not belong to node.key",
-            "move both away, run: polyfed deploy key FOLDER, and send the new node.pub to the server's operator",
-        )
+    if site.public_key.exists() and folders.read_public(site.public_key) != public:
+        remedy = "move both away, run: polyfed deploy key FOLDER, and send the new node.pub to the server's operator"
+        yield Finding("error", "public key", "node.pub does not belong to node.key", remedy)
 
 
 def _check_authority(site: SiteFolder) -> Iterator[Finding]:
-    left = days_left(read_certificate(site.authority))
+    left = folders.days_left(folders.read_certificate(site.authority))
     yield expiry("authority", left, "the federation's ca.crt", "ask the server's operator for a new ca.crt")
 
 
@@ -179,7 +168,7 @@ def _check_state_folder(folder: Path) -> Iterator[Finding]:
 def _check_privacy(config: SiteConfig) -> Iterator[Finding]:
     """Only the site's user can read stored data; an earlier polyfed may have left files open."""
     for folder in filter(None, (config.data.cache_folder, config.state_dir)):
-        opened = next((path for path in folder.rglob("*") if path.is_file() and not is_private(path)), None)
+        opened = next((path for path in folder.rglob("*") if path.is_file() and not folders.is_private(path)), None)
         if opened is not None:
             remedy = f"chmod -R go= {shlex.quote(str(folder))}"
             yield Finding("warning", "private files", f"others can read {opened}", remedy)
@@ -202,7 +191,7 @@ def _check_roster(site: SiteFolder, config: SiteConfig, plan: RunSpec | None) ->
         if entry.key is None:
             remedy = f"have its node.pub from the site itself, then: polyfed deploy trust {site.path} {name} node.pub"
             yield Finding("error", "roster", f"no key of site '{name}'", remedy)
-    keys = ", ".join(f"{name} {fingerprint(entry.key)}" for name, entry in sites.items() if entry.key is not None)
+    keys = ", ".join(f"{name} {folders.fingerprint(entry.key)}" for name, entry in sites.items() if entry.key)
     yield Finding("ok", "roster", f"{keys}; compare them with the sites, over the phone")
 
 
@@ -226,13 +215,10 @@ def described(split: Split) -> ExpectedData:
         column = column.without_gaps()[0] if column.gaps else column
         first = column.take(np.arange(min(_TEXTS, len(column.flat_values()) if column.gaps else len(split))))
         texts += first.to_pylist() if is_text(first.type) else []
-    return ExpectedData(
-        split=split.name,
-        columns={**split.columns, **split.targets},
-        classes={name: tuple(classes) for name, classes in split.classes.items()},
-        items=len(split),
-        language=language_of(texts),
-    )
+    columns = {**split.columns, **split.targets}
+    classes = {name: tuple(own) for name, own in split.classes.items()}
+    language = language_of(texts)
+    return ExpectedData(split=split.name, columns=columns, classes=classes, items=len(split), language=language)
 
 
 def expected_data(at_hand: Population, group: GroupSettings) -> dict[str, Any]:
@@ -373,11 +359,8 @@ def _what_leaves(population: Population, config: SiteConfig, plan: RunSpec | Non
         yield Finding("warning", "leaves with a run", detail, "ask the server's operator for plan.yaml")
     else:
         yield from _replies(population, plan)
-        parts = [
-            f"{sent.field or 'numbers'} of {sent.step}"
-            for sent in plan.policy.fields
-            if sent.step_kind == "step" and not (sent.masked or sent.noisy)
-        ]
+        clear = (sent for sent in plan.policy.fields if sent.step_kind == "step" and not (sent.masked or sent.noisy))
+        parts = [f"{sent.field or 'numbers'} of {sent.step}" for sent in clear]
         parts += ["test metrics"] if plan.evaluates else []
         parts += [f"the description at joining ({', '.join(ClientInfo.labels().values())})", "time of each reply"]
         yield Finding("ok", "stays in the clear", ", ".join(parts))
@@ -390,12 +373,11 @@ def _what_leaves(population: Population, config: SiteConfig, plan: RunSpec | Non
         yield Finding("warning", "leaves on failure", detail, remedy)
     else:
         yield Finding("ok", "leaves on failure", "the class of error and a number; the text is in the site's log")
-    yield Finding(
-        "ok",
-        "never leaves",
+    kept = (
         "samples, labels, their ids and file names, the clients' states, the node key. This holds for the steps of the "
-        "polyfed that is installed here; the site runs no program of the server",
+        "polyfed that is installed here; the site runs no program of the server"
     )
+    yield Finding("ok", "never leaves", kept)
 
 
 def _replies(population: Population, plan: RunSpec) -> Iterator[Finding]:

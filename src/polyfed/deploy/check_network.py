@@ -20,11 +20,8 @@ from polyfed.deploy.settings import Connection
 
 FLEET = "/v1/fleet/pull-messages"
 FORBIDDEN = (
-    ("POST", "/v1/control/list-nodes"),
-    ("POST", "/v1/control/start-run"),
-    ("POST", "/v1/runtime/acquire-task"),
-    ("GET", "/health"),
-    ("GET", "/openapi.json"),
+    *(("POST", f"/v1/{path}") for path in ("control/list-nodes", "control/start-run", "runtime/acquire-task")),
+    *(("GET", path) for path in ("/health", "/openapi.json")),
 )
 """Requests that SuperLink serves in addition to the fleet API; its control API admits sites and starts runs."""
 
@@ -120,24 +117,18 @@ def check_closed(site: SiteFolder, connection: Connection) -> Iterator[Finding]:
         if (answer.status, answer.body) != (404, CLOSED.encode()):
             opened.append(f"{path} ({answer.status})")
     if opened:
-        yield Finding(
-            "error",
-            "CONTROL PLANE",
-            f"{connection.server} answers at {', '.join(opened)}: anyone who reaches it may control runs",
-            "do not connect; warn the server's operator: only polyfed's gate may listen at a public address",
-        )
+        detail = f"{connection.server} answers at {', '.join(opened)}: anyone who reaches it may control runs"
+        remedy = "do not connect; warn the server's operator: only polyfed's gate may listen at a public address"
+        yield Finding("error", "CONTROL PLANE", detail, remedy)
     else:
         yield Finding("ok", "control plane", f"not reachable at {connection.server}")
 
 
 def _certificate(site: SiteFolder, connection: Connection) -> Finding:
     pem = ssl.get_server_certificate((connection.host, connection.port), ca_certs=str(site.authority), timeout=10)
-    return expiry(
-        "server certificate",
-        days_left(x509.load_pem_x509_certificate(pem.encode())),
-        f"{connection.host}'s, signed by ca.crt,",
-        "the server's operator renews it with: polyfed deploy renew FOLDER",
-    )
+    left, remedy = days_left(x509.load_pem_x509_certificate(pem.encode())), "polyfed deploy renew FOLDER"
+    name = f"{connection.host}'s, signed by ca.crt,"
+    return expiry("server certificate", left, name, f"the server's operator renews it with: {remedy}")
 
 
 def _fleet(answer: ProbeAnswer, server: str) -> Finding:

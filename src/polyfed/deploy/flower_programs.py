@@ -145,16 +145,11 @@ class Link:
 
     def call(self, *arguments: str) -> dict[str, Any]:
         """JSON answer of a command of ``flwr``."""
-        command = [program("flwr"), *arguments, "--format", "json"]
+        words = [program("flwr"), *arguments, "--format", "json"]
         shown = f"flwr {' '.join(arguments[:2])} at {self.address}"
         try:
             ended = subprocess.run(
-                command,
-                env=flower_environment(self.home),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT,
-                check=False,
+                words, env=flower_environment(self.home), capture_output=True, text=True, timeout=_TIMEOUT, check=False
             )
             answer = json.loads(ended.stdout)
         except subprocess.TimeoutExpired as error:

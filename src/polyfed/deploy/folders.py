@@ -37,6 +37,7 @@ from polyfed.core.errors import ConfigError, RunError
 from polyfed.core.files import sync_folder
 
 SECRET_MODE = 0o600
+_Key = ec.EllipticCurvePrivateKey
 
 
 class ServerFolder:
@@ -141,10 +142,8 @@ SERVER_DAYS = 730
 LOOPBACK = ("localhost", "127.0.0.1")
 """Names of SuperLink for the gate and the operator's commands on the server itself."""
 
-_USAGES = (
-    "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign "
-    "encipher_only decipher_only"
-)
+_ENCIPHERMENTS = ("key_encipherment", "data_encipherment", "encipher_only", "decipher_only")
+_USAGES = ("digital_signature", "content_commitment", "key_agreement", "key_cert_sign", "crl_sign", *_ENCIPHERMENTS)
 
 
 # ---- node keys
@@ -223,7 +222,7 @@ def public_key(line: bytes, what: str) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _public_line(key: ec.EllipticCurvePrivateKey) -> str:
+def _public_line(key: _Key) -> str:
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
@@ -313,22 +312,18 @@ def _alternative(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, **usages: bool
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: _Key, days: int, **usages: bool) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # a clock of a site may be a little behind
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.KeyUsage(**{name: usages.get(name, False) for name in _USAGES.split()}), critical=True)
+        .add_extension(x509.KeyUsage(**{name: usages.get(name, False) for name in _USAGES}), critical=True)
     )
 
 
-def _signed(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
-) -> Identity:
+def _signed(builder: x509.CertificateBuilder, key: _Key, signer: _Key) -> Identity:
     certificate = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
     return Identity(certificate, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 

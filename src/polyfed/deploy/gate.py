@@ -86,10 +86,8 @@ def require_authentication(path: Path) -> None:
         RunError: it does not.
     """
     if f"{{${AUTHENTICATION}}}" not in path.read_text(encoding="utf-8"):
-        raise RunError(
-            f"'{path}' does not authenticate requests before they are read (forward_auth {{${AUTHENTICATION}}}); move "
-            "the file away, and the server writes a new one at its next start"
-        )
+        what = f"'{path}' does not authenticate requests before they are read (forward_auth {{${AUTHENTICATION}}})"
+        raise RunError(f"{what}; move the file away, and the server writes a new one at its next start")
 
 
 # ---- signatures

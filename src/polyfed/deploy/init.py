@@ -23,20 +23,11 @@ from typing import Any
 from polyfed.core.errors import ConfigError, PolyfedError, RunError
 from polyfed.core.files import whole, write_atomically
 from polyfed.core.settings import parse_settings
+from polyfed.deploy import folders
 from polyfed.deploy.check import check_site, expected_data
 from polyfed.deploy.check_network import FLEET, ask
 from polyfed.deploy.flower_programs import Processes, free_port, link_to
-from polyfed.deploy.folders import (
-    Identity,
-    ServerFolder,
-    SiteFolder,
-    create_authority,
-    create_keys,
-    issue_server,
-    read_public,
-    require_file,
-    write_new,
-)
+from polyfed.deploy.folders import ServerFolder, SiteFolder
 from polyfed.deploy.gate import caddyfile
 from polyfed.deploy.settings import (
     PUBLIC_PORT,
@@ -136,7 +127,7 @@ def create_federation(
             agreed = _create_site(SiteFolder(folder / name), experiment, address, authority, at_hand, keys)
             unread += [] if agreed["expected"] else [name]
             if keys:
-                create_keys(folder / name, name)
+                folders.create_keys(folder / name, name)
                 admit_site(folder / SERVER_FOLDER, name, folder / name / "node.pub")
         _create_rosters(folder, experiment, keys=keys)
         if unread:
@@ -167,7 +158,7 @@ def admit_site(server: Path, name: str, public_key: Path) -> Path:
     if name == SERVER_FOLDER or not re.fullmatch(SITE_NAME, name):
         valid = "names have letters, digits, '.', '_', '-', a letter or digit first"
         raise ConfigError(f"site '{name}': {valid}, and are not '{SERVER_FOLDER}'")
-    return write_new(ServerFolder(server).sites / f"{name}.pub", f"{read_public(public_key)} {name}\n")
+    return folders.write_new(ServerFolder(server).sites / f"{name}.pub", f"{folders.read_public(public_key)} {name}\n")
 
 
 def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...]:
@@ -183,12 +174,12 @@ def renew_certificate(server: Path, hosts: Sequence[str] = ()) -> tuple[str, ...
     files = ServerFolder(server)
     known = load_settings(ServerAddress, files.settings).hosts
     for path in files.authority:
-        require_file(path, "bring the authority's key back from where it is kept, for as long as this takes")
+        folders.require_file(path, "bring the authority's key back from where it is kept, for as long as this takes")
     names = tuple(hosts or known)
-    made = issue_server(Identity(*(path.read_bytes() for path in files.authority)), names)
+    made = folders.issue_server(folders.Identity(*(path.read_bytes() for path in files.authority)), names)
     certificate, key = files.identity
     key.unlink(missing_ok=True)
-    write_new(key, made.key, secret=True)
+    folders.write_new(key, made.key, secret=True)
     write_atomically(certificate, made.certificate)
     return names
 
@@ -203,13 +194,14 @@ def public_digest(population: Population) -> str | None:
 
 
 def _create_server(server: ServerFolder, experiment: Experiment, address: ServerAddress) -> bytes:
-    authority = create_authority(experiment.name)
-    for paths, made in ((server.authority, authority), (server.identity, issue_server(authority, address.hosts))):
-        write_new(paths[0], made.certificate)
-        write_new(paths[1], made.key, secret=True)
-    write_new(server.settings, to_yaml(address, _SERVER_COMMENT))
-    write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
-    write_new(server.experiment, to_yaml(server_experiment(experiment, address), _EXPERIMENT_COMMENT))
+    authority = folders.create_authority(experiment.name)
+    identity = folders.issue_server(authority, address.hosts)
+    for paths, made in ((server.authority, authority), (server.identity, identity)):
+        folders.write_new(paths[0], made.certificate)
+        folders.write_new(paths[1], made.key, secret=True)
+    folders.write_new(server.settings, to_yaml(address, _SERVER_COMMENT))
+    folders.write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
+    folders.write_new(server.experiment, to_yaml(server_experiment(experiment, address), _EXPERIMENT_COMMENT))
     for folder in (server.sites, server.logs):
         folder.mkdir()
     link_to(server, address)
@@ -301,11 +293,11 @@ def _create_site(
     shown = f"[{host}]" if ":" in host else host
     connection = Connection(server=f"{shown}:{address.port}", seed=experiment.run.seed)
     decided, agreed = site_files(site.path.name, experiment, at_hand, here=here)
-    write_new(site.config, to_yaml(decided, _SITE_COMMENT, _NOTES))
-    write_new(site.agreed, to_yaml(agreed, _AGREED_COMMENT))
-    write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
-    write_new(site.plan, to_yaml(experiment.spec("plan", agreed["public_digest"] or ""), _PLAN_COMMENT))
-    write_new(site.authority, authority)
+    folders.write_new(site.config, to_yaml(decided, _SITE_COMMENT, _NOTES))
+    folders.write_new(site.agreed, to_yaml(agreed, _AGREED_COMMENT))
+    folders.write_new(site.connection, to_yaml(connection, _CONNECTION_COMMENT))
+    folders.write_new(site.plan, to_yaml(experiment.spec("plan", agreed["public_digest"] or ""), _PLAN_COMMENT))
+    folders.write_new(site.authority, authority)
     SiteConfig.load(site.config)  # refuses settings that are wrong for any site
     return agreed
 
@@ -314,12 +306,10 @@ def _create_rosters(folder: Path, experiment: Experiment, *, keys: bool) -> None
     """Rosters for masked sums; each site adds the others' keys itself, without the server."""
     if not uses_rosters(experiment):
         return
-    entries = {
-        name: RosterEntry(
-            key=read_public(folder / name / "node.pub") if keys else None, clients=member_ids(name, group.count)
-        )
-        for name, group in experiment.clients.items()
-    }
+    entries = {}
+    for name, group in experiment.clients.items():
+        key = folders.read_public(folder / name / "node.pub") if keys else None
+        entries[name] = RosterEntry(key=key, clients=member_ids(name, group.count))
     for name in experiment.clients:
         SiteRoster(sites=entries).write(SiteFolder(folder / name).roster)
 
@@ -347,7 +337,7 @@ def rehearse(experiment: Experiment, folder: Path, report: _Report) -> Path:
     if not folder.exists():
         ports = free_port(), free_port()
         create_federation(folder, experiment, ["localhost"], port=ports[0], superlink_port=ports[1], keys=True)
-        write_new(known, experiment.to_yaml())
+        folders.write_new(known, experiment.to_yaml())
     if not known.is_file() or known.read_text(encoding="utf-8") != experiment.to_yaml():
         raise RunError(f"'{folder}' is of another experiment or of none; give a new folder")
     if (run / "report.html").is_file():

@@ -210,10 +210,8 @@ class _Launch:
         out = Path(launch.out)
         follow(self.folder / PROGRESS, self._callbacks, out, finished=self._is_over)
         if (outcome := ServedOutcome.read(self.folder)) is None:
-            raise RunError(
-                f"{self._gone}; all complete rounds are safe: start the server again and continue with "
-                f"'polyfed resume {launch.out}'"
-            )
+            remedy = f"start the server again and continue with 'polyfed resume {launch.out}'"
+            raise RunError(f"{self._gone}; all complete rounds are safe: {remedy}")
         if outcome.error and outcome.mendable:
             raise RunError(outcome.error)
         if outcome.error:

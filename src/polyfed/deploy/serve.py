@@ -6,26 +6,18 @@ import contextlib
 import shlex
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from threading import Event
 
 from polyfed.core.errors import PolyfedError, RunError
 from polyfed.deploy import flower_programs as programs
+from polyfed.deploy import folders
 from polyfed.deploy.check_network import ask
 from polyfed.deploy.engines.flower_pull import largest_message
 from polyfed.deploy.flower_programs import Link, Processes, stopping
-from polyfed.deploy.folders import (
-    ServerFolder,
-    SiteFolder,
-    fingerprint,
-    is_private,
-    public_half,
-    read_public,
-    require_file,
-    write_new,
-)
+from polyfed.deploy.folders import ServerFolder, SiteFolder
 from polyfed.deploy.gate import Signatures, answering, caddyfile, require_authentication
 from polyfed.deploy.settings import Connection, ServerAddress, SiteConfig, load_settings
 
@@ -116,7 +108,7 @@ class Admissions:
                 self.report(f"expelled: {name}")
         for key in wanted.keys() - self.admitted.keys():
             if self._done(self._admit, wanted[key], key):
-                self.report(f"admitted: {wanted[key].stem} ({fingerprint(key)})")
+                self.report(f"admitted: {wanted[key].stem} ({folders.fingerprint(key)})")
         self._open_gate(wanted.keys() & self.admitted.keys())
 
     def _admit(self, path: Path, key: str) -> None:
@@ -127,7 +119,7 @@ class Admissions:
     def _wanted(self) -> dict[str, Path]:
         paths: dict[str, Path] = {}
         for path in sorted(self.sites.glob("*.pub")):
-            self._done(lambda path: paths.setdefault(read_public(path), path), path)
+            self._done(lambda path: paths.setdefault(folders.read_public(path), path), path)
         return paths
 
     def _done(self, action: Callable[..., object], *arguments: object) -> bool:
@@ -144,17 +136,15 @@ class Admissions:
 def _require_complete(server: ServerFolder) -> ServerAddress:
     address = load_settings(ServerAddress, server.settings)
     for path in (server.authority[0], *server.identity):
-        require_file(path, "make the folder with: polyfed deploy init")
+        folders.require_file(path, "make the folder with: polyfed deploy init")
     if not server.gate.exists():
-        write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
+        folders.write_new(server.gate, caddyfile(address.hosts[0], address.port, address.superlink_port))
     require_authentication(server.gate)
     server.logs.mkdir(exist_ok=True)
     return address
 
 
-def _wait_for_superlink(
-    server: ServerFolder, address: ServerAddress, processes: Processes, stop: threading.Event
-) -> None:
+def _wait_for_superlink(server: ServerFolder, address: ServerAddress, processes: Processes, stop: Event) -> None:
     limit, here = time.monotonic() + _START_TIMEOUT, ("127.0.0.1", address.superlink_port)
     while not stop.is_set():
         with contextlib.suppress(RunError):
@@ -186,9 +176,9 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
     """
     site = SiteFolder(folder.resolve())
     connection, config = load_settings(Connection, site.connection), SiteConfig.load(site.config)
-    require_file(site.authority, "the server's operator sends it to every site")
-    public_half(site.key)
-    if not is_private(site.key):
+    folders.require_file(site.authority, "the server's operator sends it to every site")
+    folders.public_half(site.key)
+    if not folders.is_private(site.key):
         raise RunError(f"others can read the private key; run: chmod 600 {shlex.quote(str(site.key))}")
     environment, pause = programs.flower_environment(site.home), first_pause
     with stopping() as stop, tempfile.TemporaryDirectory(prefix="polyfed-") as sockets, Processes() as workers:
@@ -215,9 +205,7 @@ def run_site(folder: Path, report: _Report, *, first_pause: float = _FIRST_PAUSE
     return 0
 
 
-def site_commands(
-    site: SiteFolder, connection: Connection, config: SiteConfig, socket: Path
-) -> dict[str, Sequence[str]]:
+def site_commands(site: SiteFolder, connection: Connection, config: SiteConfig, socket: Path) -> dict[str, list[str]]:
     """Commands of a site's programs by name; the connection reaches the worker at ``socket``."""
     largest = largest_message(config.limits, [None] * sum(group.count for group in config.clients.values()))
     python, arguments = [sys.executable, "-P", "-m"], [connection.server, str(site.path), str(socket), str(largest)]

@@ -148,10 +148,8 @@ class SiteConfig(SiteSettings):
     def _own_names(self) -> SiteConfig:
         for group in self.clients:
             if group != self.name and not group.startswith(f"{self.name}-"):
-                raise ValueError(
-                    f"clients.{group}: a group carries the name of its site; call it '{self.name}' or "
-                    f"'{self.name}-{group}'"
-                )
+                what = f"clients.{group}: a group carries the name of its site"
+                raise ValueError(f"{what}; call it '{self.name}' or '{self.name}-{group}'")
         return self
 
     @property
@@ -250,12 +248,9 @@ def identity_of(site: SiteFolder, config: SiteConfig) -> SiteIdentity | None:
     """
     if config.roster is None:
         return SiteIdentity(private_key(site.key)) if site.key.is_file() else None
-    trusted = {
-        client: public_key(entry.key.encode(), client)
-        for entry in own_roster(site, config).sites.values()
-        for client in entry.clients
-        if entry.key is not None
-    }
+    entries = own_roster(site, config).sites.values()
+    known = {client: entry.key for entry in entries for client in entry.clients if entry.key is not None}
+    trusted = {client: public_key(key.encode(), client) for client, key in known.items()}
     return SiteIdentity(private_key(site.key), trusted)
 
 
@@ -300,10 +295,8 @@ def trust_key(folder: Path, name: str, public: Path, clients: list[str]) -> str:
         raise ConfigError(f"site '{name}' is not on {config.roster} ({valid}); to add it, give its clients (--client)")
     entry = sites.get(name) or RosterEntry(clients=clients)
     if entry.has_other_key(line):
-        raise ConfigError(
-            f"site '{name}' has another key on {config.roster}, {fingerprint(str(entry.key))}; if it has changed it, "
-            "set that one to null first"
-        )
+        what = f"site '{name}' has another key on {config.roster}, {fingerprint(str(entry.key))}"
+        raise ConfigError(f"{what}; if it has changed it, set that one to null first")
     changed = sites | {name: entry.model_copy(update={"key": line})}
     SiteRoster.model_validate({"sites": {site: one.model_dump() for site, one in changed.items()}}).write(config.roster)
     return fingerprint(line)

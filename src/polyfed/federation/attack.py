@@ -85,10 +85,8 @@ class Attack(Settings):
     def _drawn(self, eligible: Sequence[ClientInfo], seed: int) -> Iterator[str]:
         for members in by_architecture(eligible).values():
             # the order is drawn, not the set: with more attackers, those of before are among them
-            order = torch.randperm(
-                len(members), generator=generator(seed, "attackers", members[0].architecture)
-            ).tolist()
-            yield from (members[k].id for k in order[: self._number(len(members))])
+            order = torch.randperm(len(members), generator=generator(seed, "attackers", members[0].architecture))
+            yield from (members[k].id for k in order[: self._number(len(members))].tolist())
 
     def _number(self, clients: int) -> int:
         assert not isinstance(self.clients, tuple)
@@ -120,9 +118,7 @@ def attacks_by_client(attacks: Sequence[Attack], infos: Sequence[ClientInfo], se
     for attack in attacks:
         for name in attack.attackers(infos, seed):
             if name in by_client:
-                raise ConfigError(
-                    f"run.attackers: '{name}' is an attacker of '{by_client[name].component_name()}' and of "
-                    f"'{attack.component_name()}'; keep them apart with groups or names"
-                )
+                what = f"run.attackers: '{name}' is an attacker of '{by_client[name].component_name()}'"
+                raise ConfigError(f"{what} and of '{attack.component_name()}'; keep them apart with groups or names")
             by_client[name] = attack
     return by_client

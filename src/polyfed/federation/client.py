@@ -72,10 +72,8 @@ class ClientInfo:
             if type(number) is not int or not 1 <= number < _MOST:
                 raise PayloadError(f"not the description of a client: {name} is {str(number)[:40]}, not 1 to 2^63")
         if info.samples > _BATCHES * info.batch_size:
-            raise PayloadError(
-                f"not the description of a client: samples is {info.samples}, more than {_BATCHES:,} batches of "
-                f"{info.batch_size}"
-            )
+            what = f"not the description of a client: samples is {info.samples}"
+            raise PayloadError(f"{what}, more than {_BATCHES:,} batches of {info.batch_size}")
         return info
 
 

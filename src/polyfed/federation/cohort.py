@@ -175,10 +175,8 @@ class Cohort:
         if usable < needed:
             failures = "; ".join(f"{', '.join(ids)}: {text}" for text, ids in reasons.items())
             causes = failures or ("no more were waited for" if asked else "no client was asked")
-            raise ExchangeError(
-                f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}', "
-                f"the quorum (run.exchange.min_clients) is {needed} ({causes})"
-            )
+            what = f"round {self.round}: {usable} of {asked} clients gave a usable reply to '{name}'"
+            raise ExchangeError(f"{what}, the quorum (run.exchange.min_clients) is {needed} ({causes})")
 
     def replies(self, ask: Ask, phase: int) -> Iterator[Reply]:
         """Replies of all clients, which are asked now, in client order."""
@@ -207,9 +205,7 @@ class Cohort:
         """Mean of each type, in place of the replies of its clients."""
         return sums(self, ask, phase)
 
-    def requests(
-        self, ask: Ask, phase: int, sent: Mapping[str, Payload], word: int | None = None
-    ) -> dict[str, Request]:
+    def requests(self, ask: Ask, phase: int, sent: dict[str, Payload], word: int | None = None) -> dict[str, Request]:
         """Client -> its request.
 
         Args:
@@ -221,10 +217,8 @@ class Cohort:
         encode = self.channel.transport.encoder()  # what several clients receive is encoded once
         wires = {name: encode(plain) for name, plain in sent.items()}
         sizes = {client.id: ask.reply_size(client, word) for client in ask.clients if client.id in sent}
-        requests = {
-            name: Request(name, ask.step, self.round, phase, self.accepted.get(name), wire, sizes[name])
-            for name, wire in wires.items()
-        }
+        at = ask.step, self.round, phase
+        requests = {name: Request(name, *at, self.accepted.get(name), own, sizes[name]) for name, own in wires.items()}
         return {name: self.channel.sends(request, sent[name]) for name, request in requests.items()}
 
     def accept(self, client: ClientInfo, step: str, phase: int | None) -> None:

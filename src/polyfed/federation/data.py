@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from jaxtyping import Int64
@@ -21,15 +20,12 @@ from polyfed.data.cache import content_digests
 from polyfed.data.device_memory import DeviceMemory
 from polyfed.data.samples import Samples
 from polyfed.data.source import Column, Split
-from polyfed.data.view import DataContext, View
+from polyfed.data.view import NO_VIEWS, DataContext, Views
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings
 from polyfed.models.model import ModelSettings
 from polyfed.tasks.task import Task
 
 _PAIRS, _GALLERY, _RESERVE = "pairs", "gallery", "reserve"  # parts of a public set
-
-Views = Mapping[str, View]
-"""Maps a modality to the view of its column."""
 
 
 def sample_views(model: ModelSettings, task: Task) -> Views:
@@ -69,17 +65,13 @@ class OpenedData:
         settings: the sources by name, and where their files are.
         seed: seed of the run.
         bundles: folder of what views have learnt from the public set; None: they learn it here.
-        public_columns: gives the columns of the public set, which is all that views may learn from.
+        columns: gives the columns of the public set, which is all that views may learn from.
     """
 
     def __init__(
-        self,
-        settings: DataSettings,
-        seed: int,
-        bundles: Path | None,
-        public_columns: Callable[[], Mapping[str, Column]],
+        self, settings: DataSettings, seed: int, bundles: Path | None, columns: Callable[[], Mapping[str, Column]]
     ) -> None:
-        self.settings, self._seed, self._bundles, self._public_columns = settings, seed, bundles, public_columns
+        self.settings, self._seed, self._bundles, self._columns = settings, seed, bundles, columns
         self.ahead = self.hub = True  # see ``DataContext``; who needs others sets them before anything is opened
         self.memory: DeviceMemory | None = None  # see ``Samples``; likewise
         self._splits: dict[tuple[str, str], Split] = {}
@@ -92,7 +84,7 @@ class OpenedData:
             self.settings.weights_folder,
             bundles=self._bundles,
             pixels=self.settings.max_pixels,
-            public=self._public_columns(),
+            public=self._columns(),
             seed=self._seed,
             ahead=self.ahead,
             hub=self.hub,
@@ -113,9 +105,7 @@ class OpenedData:
             self._splits[source, name] = opened
         return self._splits[source, name]
 
-    def samples(
-        self, split: Split, views: Views, *, layout: tuple[str, ...] = (), lazy: Views = MappingProxyType({})
-    ) -> Samples:
+    def samples(self, split: Split, views: Views, *, layout: tuple[str, ...] = (), lazy: Views = NO_VIEWS) -> Samples:
         """All samples of a split, as in ``assemble``."""
         # views are compared by their settings: two models with equal ones share what was opened
         written = [(name, view.model_dump_json()) for name, view in (*views.items(), *lazy.items())]
@@ -160,7 +150,7 @@ class PublicSet:
     def all_items(self) -> Int64[Tensor, " k"]:
         return torch.cat(list(self._drawn.values())).sort().values
 
-    def samples(self, views: Views, lazy: Views = MappingProxyType({})) -> Samples:
+    def samples(self, views: Views, lazy: Views = NO_VIEWS) -> Samples:
         """Its pairs in a participant's own views, of the modalities that the split has; ``per_item`` of each item.
 
         All columns of the split shape them, so that every participant counts the same samples.
@@ -171,11 +161,8 @@ class PublicSet:
 
     def parts(self, views: Views) -> dict[str, Samples]:
         """Samples other than the pairs, each of one modality, by output: ``unpaired/image``, ``gallery/text``."""
-        parts = {
-            name: self._samples(name, {modality: views[modality]})
-            for modality in views
-            if (name := f"unpaired/{modality}") in self._drawn
-        }
+        names = {f"unpaired/{modality}": modality for modality in views}
+        parts = {name: self._samples(name, {one: views[one]}) for name, one in names.items() if name in self._drawn}
         if _GALLERY in self._drawn:
             columns = self.split.columns
             own = {name: view for name, view in views.items() if name in columns}
@@ -197,10 +184,8 @@ class PublicSet:
     def columns(self) -> dict[str, Column]:
         split, nothing = self.split, self.items[:0]
         further = {name: self._drawn.get(f"unpaired/{name}", nothing) for name in split.columns}
-        return {
-            name: of_column(split.modality(name), torch.cat([self.items, items]).sort().values)
-            for name, items in further.items()
-        }
+        chosen = {name: torch.cat([self.items, items]).sort().values for name, items in further.items()}
+        return {name: of_column(split.modality(name), items) for name, items in chosen.items()}
 
     @cached_property
     def _drawn(self) -> dict[str, Int64[Tensor, " k"]]:
@@ -231,9 +216,7 @@ class PublicSet:
             allowed &= ~mentioning(split.modality(name), words)
         return allowed.nonzero().squeeze(1)
 
-    def _samples(
-        self, part: str, views: Views, layout: tuple[str, ...] = (), lazy: Views = MappingProxyType({})
-    ) -> Samples:
+    def _samples(self, part: str, views: Views, layout: tuple[str, ...] = (), lazy: Views = NO_VIEWS) -> Samples:
         samples = of_items(self.data.samples(self.split, views, layout=layout, lazy=lazy), self._drawn[part])
         if self.settings.per_item is None:
             return samples

@@ -166,9 +166,7 @@ class Ask:
             try:
                 outline = outline_of(expected)
                 if name in self.changes:
-                    outline = {
-                        key: outline[key] for key in bundle if key in outline and outline[key][1].is_floating_point
-                    }
+                    outline = {k: outline[k] for k in bundle if k in outline and outline[k][1].is_floating_point}
                 require_outline(bundle, outline)
             except PayloadError as error:
                 raise PayloadError(f"{name} are not what was asked for, {error}") from error
@@ -407,10 +405,8 @@ class RobustReplies:
         bundles = [reply.payload.bundles[name] for reply in sent]
         for reply, bundle in zip(sent, bundles, strict=True):
             if bundle.specs != bundles[0].specs:
-                raise ExchangeError(
-                    f"'{step}': {name} of {reply.sender.id} have other tensors than those of {sent[0].sender.id}, "
-                    "which is of its type; aggregation.robust compares tensor by tensor"
-                )
+                what = f"'{step}': {name} of {reply.sender.id} have other tensors than those of {sent[0].sender.id}"
+                raise ExchangeError(f"{what}, which is of its type; aggregation.robust compares tensor by tensor")
         tensors = _combined(self.rule, bundles, false)
         return [type(bundle)(tensors=tensors, **bundle.attributes()) for bundle in bundles]
 

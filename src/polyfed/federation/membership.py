@@ -16,7 +16,8 @@ from polyfed.core.randomness import generator
 from polyfed.data.assembly import Indices, ItemClasses, item_classes, item_groups
 from polyfed.data.samples import Samples, union
 from polyfed.data.source import Split
-from polyfed.federation.data import Views, sample_views
+from polyfed.data.view import Views
+from polyfed.federation.data import sample_views
 from polyfed.federation.settings import GroupSettings, Lacking
 from polyfed.models.model import ModelSettings
 from polyfed.partitions.partition import grouped, partitioned
@@ -252,10 +253,8 @@ def require_alike(name: str, group: GroupSettings, own: Split, also: Split) -> N
         raise ConfigError(f"{key}: '{also.source}' has no '{missing[0]}', which these clients encode; it has: {has}")
     for target in group.task.class_targets:
         if own.source != also.source and not _have_equal_classes(target, own, also):
-            raise ConfigError(
-                f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names, so "
-                "one classifier cannot learn both; hold sources with the same classes"
-            )
+            what = f"{key}: classes of '{target}' in '{also.source}' are not those of '{own.source}', by their names"
+            raise ConfigError(f"{what}, so one classifier cannot learn both; hold sources with the same classes")
 
 
 def _have_equal_classes(target: str, own: Split, also: Split) -> bool:
@@ -271,9 +270,6 @@ def joined(sets: Sequence[Samples], task: Task) -> Samples:
     if len(sets) == 1:
         return sets[0]
     named = [{name: tuple(names) for name, names in one.classes.items()} for one in sets]
-    differing = {
-        name
-        for name in set.intersection(*map(set, named))
-        if len({own[name] for own in named}) > 1 and name not in task.class_targets
-    }
+    shared = set.intersection(*map(set, named)) - set(task.class_targets)
+    differing = {name for name in shared if len({own[name] for own in named}) > 1}
     return union([one.without_targets(differing) for one in sets])

@@ -154,9 +154,7 @@ class Timeline:
     def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore the state of these facts and tensors."""
         raws = {name: value.view(torch.uint8).numpy().data for name, value in tensors.items()}
-        frames = [
-            Frame(header, [raws[f"{k}/{i}"] for i in range(count)]) for k, (header, count) in enumerate(facts["frames"])
-        ]
+        frames = [Frame(header, [raws[f"{k}/{i}"] for i in range(n)]) for k, (header, n) in enumerate(facts["frames"])]
         self.now, self.at_work, self.events = facts["now"], {}, []
         for text, positions, ends, *size in facts["at_work"]:
             request = request_of(text, [frames[position] for position in positions], _OWN)

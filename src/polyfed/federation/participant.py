@@ -150,11 +150,9 @@ class Participant:
 
         It trains the parameters of ``module`` (None: the model) whose names ``only`` holds to be its own; None: all.
         """
-        trainers, states = self.optimizers.trainers, self.optimizers.states
+        trainers, states, epochs = self.optimizers.trainers, self.optimizers.states, self.optimizers.epochs
         if name not in trainers:
-            trainers[name] = Trainer(
-                module or self.model, training or self.training, self.clock, self.optimizers.epochs, only
-            )
+            trainers[name] = Trainer(module or self.model, training or self.training, self.clock, epochs, only)
             if name in states:
                 trainers[name].load(states[name])
         return trainers[name]
@@ -168,11 +166,8 @@ class Participant:
         trainers = self.optimizers.trainers.values()
         if trainers and not any(trainer.steps for trainer in trainers) and self.name not in warned:
             warned.add(self.name)
-            _log.warning(
-                "%s made no step of its optimiser in round %d: no batch of it can be learnt from; give it more data",
-                self.name,
-                self.clock.round,
-            )
+            what = "%s made no step of its optimiser in round %d: no batch of it can be learnt from; give it more data"
+            _log.warning(what, self.name, self.clock.round)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The precision of forward passes; losses are computed in fp32 by themselves."""

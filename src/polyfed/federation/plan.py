@@ -103,11 +103,8 @@ class FederationPlan:
         """Check that there are public items where a group is to hold some."""
         public = self.public
         if group.items == "public" and (public is None or not group.is_of(public)):
-            what = (
-                f"the public set is not of '{group.source}' {group.split}"
-                if public
-                else "the federation has no public set"
-            )
+            other = f"the public set is not of '{group.source}' {group.split}"
+            what = other if public else "the federation has no public set"
             raise ConfigError(f"clients.{name}.items is public, but {what}; give a number, or leave it out")
         if group.also is not None and group.also.public and public is None:
             raise ConfigError(f"clients.{name}.also is public, but there is none; add a 'public' section")
@@ -121,10 +118,8 @@ class FederationPlan:
                 f"{list(encoded)}; add an encoder, or give another task"
             )
         for modality in [name for name in encoded if columns and name not in columns]:
-            raise ConfigError(
-                f"{where}: data.sources.{source}.columns has no '{modality}', which a model encodes; it has: "
-                f"{', '.join(columns)}"
-            )
+            what = f"{where}: data.sources.{source}.columns has no '{modality}', which a model encodes"
+            raise ConfigError(f"{what}; it has: {', '.join(columns)}")
         there = self.data.sources[source].target_names
         known = task.class_targets if there is None else (*there, *task.target_views)
         for target in [name for name in task.class_targets if name not in known]:
@@ -150,10 +145,8 @@ class FederationPlan:
             widths["server"] = self.server.model.dim
         if len(set(widths.values())) > 1:
             low, high = min(widths, key=widths.__getitem__), max(widths, key=widths.__getitem__)
-            raise ConfigError(
-                f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}, "
-                f"'{high}' has {widths[high]}"
-            )
+            what = f"model.dim must be equal for all who share a public set: '{low}' has {widths[low]}"
+            raise ConfigError(f"{what}, '{high}' has {widths[high]}")
         if (most := source.most_items(public.split, public.source)) is not None:
             require_drawable(public, most)
 

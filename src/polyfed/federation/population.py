@@ -17,17 +17,11 @@ from polyfed.core.randomness import generator, isolated
 from polyfed.data.assembly import of_items, require_disjoint
 from polyfed.data.samples import Samples
 from polyfed.data.source import Split
+from polyfed.data.view import Views
+from polyfed.federation import membership
 from polyfed.federation.client import ClientInfo
-from polyfed.federation.data import OpenedData, PublicSet, Views, sample_views
-from polyfed.federation.membership import (
-    Assignment,
-    ItemShare,
-    Member,
-    joined,
-    member_ids,
-    require_alike,
-    require_enough_items,
-)
+from polyfed.federation.data import OpenedData, PublicSet, sample_views
+from polyfed.federation.membership import Assignment, ItemShare, Member
 from polyfed.federation.plan import FederationPlan, unexpected_test_items
 from polyfed.federation.settings import DataSettings, GroupSettings, PublicSettings, ServerSettings
 from polyfed.federation.types import Blueprint, Outline, head_name, outline_of
@@ -84,9 +78,9 @@ class Population:
             assignments = [self._assignment(name, group, group.items == "public")]
             if group.also is not None:
                 second = group.additional(None if self.public is None else self.public.settings)
-                require_alike(name, group, split, self.data.split(second.source, second.split))
+                membership.require_alike(name, group, split, self.data.split(second.source, second.split))
                 assignments.append(self._assignment(f"{name}.also", second, group.also.public))
-            for k, member_id in enumerate(member_ids(name, group.count)):
+            for k, member_id in enumerate(membership.member_ids(name, group.count)):
                 holdings = tuple(ItemShare(one, one.parts[k], one.lacking(k)) for one in assignments)
                 model = group.models[k % len(group.models)]
                 members[member_id] = Member(member_id, name, k, group, model, head, holdings)
@@ -99,7 +93,7 @@ class Population:
             items = torch.arange(len(self.data.split(group.source, group.split)))
             if self.public is not None and group.is_of(self.public.settings):
                 items = items[~torch.isin(items, self.public.all_items)]  # public items are not private
-        require_enough_items(name, group, len(items))
+        membership.require_enough_items(name, group, len(items))
         if isinstance(group.items, int):
             order = torch.randperm(len(items), generator=generator(self.seed, "items", name))
             items = items[order[: group.items]].sort().values
@@ -186,7 +180,7 @@ class Population:
         held = [
             of_items(self._held_in(one.assignment, member, model), one.items, one.lacking) for one in member.holdings
         ]
-        return joined(held, member.settings.task)
+        return membership.joined(held, member.settings.task)
 
     def test(self, member: Member, model: ModelSettings | None = None) -> Samples | None:
         """A client's test samples; those of a group that are tested on the same items share them.
@@ -206,11 +200,10 @@ class Population:
         return self._tests[key]
 
     def server_samples(self, split: str) -> Samples:
-        assert self.server is not None
-        opened = self.data.split(self.server.source, split)
-        samples = self.data.samples(
-            opened, sample_views(self.server.model, self.server.task), lazy=self.server.task.target_views
-        )
+        server = self.server
+        assert server is not None
+        views, opened = sample_views(server.model, server.task), self.data.split(server.source, split)
+        samples = self.data.samples(opened, views, lazy=server.task.target_views)
         return samples.having_any(*samples.modalities).prepared()
 
     def _held_in(self, assignment: Assignment, member: Member, model: ModelSettings | None) -> Samples:
@@ -300,10 +293,9 @@ class Population:
             outline = outline_of(self.client_model(member).exchanged())
             other, expected = outlines.setdefault(infos[member.id].architecture, (member.group, outline))
             if outline != expected:
-                raise ConfigError(
-                    f"clients '{other}' and '{member.group}' have one model and one task, but tensors of other shapes; "
-                    f"keep them apart with clients.{member.group}.type"
-                )
+                both = f"clients '{other}' and '{member.group}' have one model and one task"
+                remedy = f"keep them apart with clients.{member.group}.type"
+                raise ConfigError(f"{both}, but tensors of other shapes; {remedy}")
 
     def _require_use(self) -> None:
         """Check that every client has samples that its task can use, and public ones where it takes them."""
@@ -327,13 +319,12 @@ class Population:
         """Check that additional items are not tested on or held twice, and that public items are only public."""
         if self.public is None and all(group.also is None for group in self.groups.values()):
             return
-        splits = {(group.source, group.test_split) for group in self.groups.values()}
+        pairs = {(group.source, group.test_split) for group in self.groups.values()}
         if self.server is not None:
-            splits |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
-        named = sorted((source, name) for source, name in splits if name is not None)
-        opened = [self.data.split(source, name) for source, name in named]
+            pairs |= {(self.server.source, self.server.test_split), (self.server.source, self.server.validation_split)}
+        splits = [self.data.split(source, name) for source, name in sorted((s, n) for s, n in pairs if n is not None)]
         judged = [
-            (f"'{one.source}' {one.name}, which participants are judged on", one.known_as(one.ids)) for one in opened
+            (f"'{one.source}' {one.name}, which participants are judged on", one.known_as(one.ids)) for one in splits
         ]
         for member in self.members.values():
             own, *more = member.holdings
@@ -345,17 +336,12 @@ class Population:
                         f"example '{min(shared)}'; name data that is not tested on and that it does not hold already"
                     )
         if self.public is not None:
-            private = [
-                (f"client '{member.id}'", holding.ids)
-                for member in self.members.values()
-                for holding in member.holdings
-                if not holding.assignment.public
-            ]
-            public = self.public.split.known_as(
-                [self.public.split.ids[item] for item in self.public.all_items.tolist()]
-            )
+            shares = [(member.id, one) for member in self.members.values() for one in member.holdings]
+            private = [(f"client '{name}'", one.ids) for name, one in shares if not one.assignment.public]
+            public = self.public.split
+            names = public.known_as([public.ids[item] for item in self.public.all_items.tolist()])
             for where, ids in (*private, *judged):
-                require_disjoint(public, ids, where)
+                require_disjoint(names, ids, where)
 
 
 def _has_gaps(split: Split) -> bool:

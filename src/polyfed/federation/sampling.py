@@ -27,9 +27,7 @@ class SamplingSettings(Settings):
 
     @field_validator("cohort")
     @classmethod
-    def _positive(
-        cls, value: int | float | dict[str, int | float] | None
-    ) -> int | float | dict[str, int | float] | None:
+    def _positive(cls, value: float | dict[str, int | float] | None) -> float | dict[str, int | float] | None:
         for share in value.values() if isinstance(value, dict) else (value,):
             if share is not None and not share > 0:
                 raise ValueError(f"a cohort is a number of clients or a share of them, greater than 0, not {share}")
@@ -69,10 +67,8 @@ class SamplingSettings(Settings):
             return [_share_of(self.cohort, size) for size in groups]
         if not len(groups) <= self.cohort <= everybody:
             valid = f"{len(groups)} to {everybody}" if len(groups) > 1 else f"at most {everybody}"
-            raise ConfigError(
-                f"run.sampling.cohort is {self.cohort}, but there are {everybody} clients in {len(groups)} "
-                f"group(s) to draw from; set {valid}"
-            )
+            there = f"there are {everybody} clients in {len(groups)} group(s) to draw from"
+            raise ConfigError(f"run.sampling.cohort is {self.cohort}, but {there}; set {valid}")
         return _apportioned(self.cohort, groups)
 
 

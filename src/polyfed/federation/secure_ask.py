@@ -11,17 +11,8 @@ from polyfed.federation.client import ClientInfo
 from polyfed.federation.cohort import Cohort
 from polyfed.federation.filters import Ask, Reply
 from polyfed.federation.types import by_architecture
-from polyfed.privacy.masking.mask_keeper import (
-    KEYS,
-    OPENING,
-    REQUEST,
-    SEALED,
-    SHARES,
-    SIGNED,
-    bytes_bundle,
-    bytes_in,
-    request_digest,
-)
+from polyfed.privacy.masking import mask_keeper
+from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, REQUEST, SEALED, SHARES, SIGNED, bytes_bundle, bytes_in
 from polyfed.privacy.secure_sum import FEWEST, TOTAL, Residues, SecureSum, SummedReply, total
 from polyfed.wire.limits import ReplySize
 from polyfed.wire.messages import NO_ANSWER, Cause, Failure, Request
@@ -146,20 +137,14 @@ class SecureAsk:
 
     def _requests(self) -> list[Request]:
         """The step's requests to those who have exchanged keys and shares with the others of their type."""
-        contents = {
-            client.id: Payload({**self.ask.sent[client.id].fields, TOTAL: self._total(self._of(client))})
-            for client in self.cohort.clients
-        }
+        totals = {client.id: self._total(self._of(client)) for client in self.cohort.clients}
+        contents = {name: Payload({**self.ask.sent[name].fields, TOTAL: own}) for name, own in totals.items()}
         if self.sums.rule.masks:
             self._settle_requests(contents)
             self._exchange_keys()
             self._exchange_shares()
-            contents = {
-                client.id: Payload(
-                    {**contents[client.id].fields, SEALED: bytes_bundle(self._of(client).sealed[client.id])}
-                )
-                for client in self.cohort.clients
-            }
+            sealed = {client.id: bytes_bundle(self._of(client).sealed[client.id]) for client in self.cohort.clients}
+            contents = {name: Payload({**contents[name].fields, SEALED: own}) for name, own in sealed.items()}
         self._require_enough(lambda own: [client for client in self.cohort.clients if client in own.asked])
         return list(self.cohort.requests(self.ask, self.phase, contents, self.sums.rule.bits // 8).values())
 
@@ -167,15 +152,12 @@ class SecureAsk:
         """Lay down what each type is asked, before its clients make keys that are good for nothing else."""
         encode = self.cohort.channel.transport.encoder()
         for type_sum in self._types.values():
-            digests = {
-                client.id: request_digest(self.ask.step, encode(contents[client.id])) for client in type_sum.asked
-            }
+            names = [client.id for client in type_sum.asked]
+            digests = {name: mask_keeper.request_digest(self.ask.step, encode(contents[name])) for name in names}
             type_sum.request = digests[type_sum.asked[0].id]
             if other := next((name for name, digest in digests.items() if digest != type_sum.request), None):
-                raise ExchangeError(
-                    f"{self._where(type_sum)}: '{other}' would be asked something else than '{type_sum.asked[0].id}', "
-                    "and a masked sum is of clients of a type that are all asked the same"
-                )
+                what = f"{self._where(type_sum)}: '{other}' would be asked something else than '{type_sum.asked[0].id}'"
+                raise ExchangeError(f"{what}, and a masked sum is of clients of a type that are all asked the same")
 
     def _exchange_keys(self) -> None:
         asked = {client.id: Payload({REQUEST: self._of(client).request}) for client in self.cohort.clients}
@@ -315,10 +297,8 @@ class SecureAsk:
         for type_sum in self._types.values():
             needed = max(self.sums.rule.required(len(type_sum.public) or len(type_sum.asked)), FEWEST)
             if len(left(type_sum)) < needed:
-                raise ExchangeError(
-                    f"{self._where(type_sum)}: {len(left(type_sum))} of {len(type_sum.asked)} clients are left, and "
-                    f"aggregation.secure needs {needed}{self._who_is_missing(type_sum)}"
-                )
+                what = f"{self._where(type_sum)}: {len(left(type_sum))} of {len(type_sum.asked)} clients are left"
+                raise ExchangeError(f"{what}, and aggregation.secure needs {needed}{self._who_is_missing(type_sum)}")
 
     def _where(self, type_sum: _TypeSum) -> str:
         groups = "+".join(sorted({client.group for client in type_sum.asked}))

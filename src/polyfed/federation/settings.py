@@ -248,10 +248,8 @@ class GroupSettings(Settings):
     @classmethod
     def _one_model(cls, data: Any) -> Any:
         if isinstance(data, dict) and cls.short_form in data and "models" not in data:
-            return {
-                **{key: value for key, value in data.items() if key != cls.short_form},
-                "models": [data[cls.short_form]],
-            }
+            others = {key: value for key, value in data.items() if key != cls.short_form}
+            return {**others, "models": [data[cls.short_form]]}
         return data
 
     @field_validator("also", mode="before")
@@ -273,10 +271,8 @@ class GroupSettings(Settings):
     @model_validator(mode="after")
     def _other_data(self) -> GroupSettings:
         if self.also is not None and (self.also.source, self.also.split) == (self.source, self.split):
-            raise ValueError(
-                f"also: '{self.source}' {self.split} is dealt out among these clients anyway; name another source or "
-                "split, or 'public'"
-            )
+            what = f"also: '{self.source}' {self.split} is dealt out among these clients anyway"
+            raise ValueError(f"{what}; name another source or split, or 'public'")
         return self
 
     @model_validator(mode="after")

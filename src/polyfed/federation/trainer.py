@@ -87,6 +87,9 @@ class Epochs:
             self.current = before
 
 
+_Choice = Callable[[str], bool]
+
+
 class Trainer:
     """One optimiser over a participant's parameters, with its clipping, schedule and state.
 
@@ -94,12 +97,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        training: TrainingSettings,
-        clock: Clock,
-        epochs: Epochs,
-        only: Callable[[str], bool] | None = None,
+        self, model: nn.Module, training: TrainingSettings, clock: Clock, epochs: Epochs, only: _Choice | None = None
     ) -> None:
         self._named = [(name, value) for name, value in trained_in(model).items() if only is None or only(name)]
         self._parameters = [value for _, value in self._named]

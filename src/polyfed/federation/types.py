@@ -165,15 +165,11 @@ class GlobalModels:
 
     def by_type(self) -> dict[str, GlobalModel]:
         """Type -> its global model, as aggregation sees it."""
-        return {
-            name: GlobalModel(
-                self.weights[name],
-                self.blueprints[own.architecture].slots,
-                own.modalities,
-                tuple(client.id for client in own.clients),
-            )
-            for name, own in self.types.items()
-        }
+        models = {}
+        for name, own in self.types.items():
+            slots, clients = self.blueprints[own.architecture].slots, tuple(client.id for client in own.clients)
+            models[name] = GlobalModel(self.weights[name], slots, own.modalities, clients)
+        return models
 
 
 # ---- names of heads

@@ -286,13 +286,7 @@ class PrivacyGuard:
         return self.settings.model_dump_json(include={"reply", "samples"}).encode()
 
     def release(
-        self,
-        request: Request,
-        digest: bytes,
-        content: Payload,
-        received: Payload,
-        cost: PrivacyCost | None,
-        samples: int,
+        self, request: Request, digest: bytes, content: Payload, sent: Payload, cost: PrivacyCost | None, samples: int
     ) -> Payload:
         """The reply to a step with its protection; its digest is on disk by then.
 
@@ -302,7 +296,7 @@ class PrivacyGuard:
         """
         key = keyed_digest(self._secret, b"reply", digest, self._protection, content.digest)
         reply = self.settings.reply
-        made = content if reply is None else released(content, received, reply, key, samples)
+        made = content if reply is None else released(content, sent, reply, key, samples)
         if cost is None:
             return made
         with self.ledger(request.client).held() as ledger:

@@ -49,12 +49,10 @@ class Trained(Protocol):
     def training_loss(self, batch: Batch) -> Tensor: ...
 
 
-def training_cost(
-    protection: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None
-) -> PrivacyCost:
+def training_cost(settings: SampleProtection, samples: int, batch: int, epochs: int, steps: int | None) -> PrivacyCost:
     """Cost of this much training on this many samples; a pass has as many steps as one over batches."""
     number = epochs * math.ceil(samples / batch) if steps is None else steps
-    return PrivacyCost(protection.noise_multiplier, min(1.0, batch / samples), number)
+    return PrivacyCost(settings.noise_multiplier, min(1.0, batch / samples), number)
 
 
 def require_per_sample(task: Task, model: nn.Module, who: str) -> None:

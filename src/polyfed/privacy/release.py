@@ -84,21 +84,17 @@ def _deviation(protection: ReplyProtection, length: float) -> float:
     return protection.noise_multiplier * length
 
 
-def _update(
-    bundle: Weights, received: Mapping[str, Tensor], clip: float, protection: ReplyProtection, key: bytes
-) -> Weights:
+def _update(bundle: Weights, sent: Mapping[str, Tensor], clip: float, reply: ReplyProtection, key: bytes) -> Weights:
     """Update clipped as one vector, with noise in every entry; integers go back as they came."""
     changes = {
-        name: value.double() - received[name].to(value.device).double()
-        for name, value in bundle.items()
-        if value.is_floating_point()
+        name: x.double() - sent[name].to(x.device).double() for name, x in bundle.items() if x.is_floating_point()
     }
     norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
     scale = min(1.0, clip / norm * _INSIDE) if norm else 1.0
-    tensors = {name: received[name].to(value.device, value.dtype) for name, value in bundle.items()}
+    tensors = {name: sent[name].to(value.device, value.dtype) for name, value in bundle.items()}
     for name, change in changes.items():
         own = keyed_digest(key, name.encode())
-        new = received[name].to(change.device).double() + noisy(scale * change, _deviation(protection, clip), own)
+        new = sent[name].to(change.device).double() + noisy(scale * change, _deviation(reply, clip), own)
         tensors[name] = (new.clamp_min(0) if name.endswith(_VARIANCE) else new).to(bundle[name].dtype)
     return Weights(tensors)
 

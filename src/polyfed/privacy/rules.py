@@ -190,10 +190,7 @@ class TrimmedMean(RobustRule):
     short_name: ClassVar[str] = "trimmed_mean"
 
     def combined(self, values: Sequence[Sequence[Tensor]], false: int) -> list[Tensor]:
-        return [
-            stacked(tensors).sort(dim=0).values[false : len(tensors) - false].mean(0)
-            for tensors in zip(*values, strict=True)
-        ]
+        return [stacked(own).sort(dim=0).values[false : len(own) - false].mean(0) for own in zip(*values, strict=True)]
 
 
 _SMOOTHING = 1e-6  # nu: distances count as this share of the median one at least

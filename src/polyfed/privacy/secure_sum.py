@@ -174,10 +174,8 @@ class PairwiseMasks(SecureSum):
             ConfigError: it is missing.
         """
         if find_spec("cryptography") is None:
-            raise ConfigError(
-                "aggregation.secure 'pairwise_masks' needs the package 'cryptography', which is not installed; "
-                f"{how_to_install('deploy')}"
-            )
+            what = "aggregation.secure 'pairwise_masks' needs the package 'cryptography', which is not installed"
+            raise ConfigError(f"{what}; {how_to_install('deploy')}")
 
 
 class Unmasked(SecureSum):

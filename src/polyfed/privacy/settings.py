@@ -201,14 +201,10 @@ def require_covered(settings: PrivacySettings, steps: Mapping[str, StepSchema], 
     Raises:
         ConfigError: a field is not protected; the message names it.
     """
-    missing = [
-        text for step, schema in steps.items() if schema.kind != "query" for text in uncovered(settings, step, schema)
-    ]
+    missing = [text for step, one in steps.items() if one.kind != "query" for text in uncovered(settings, step, one)]
     if missing:
-        raise ConfigError(
-            f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}; add the missing "
-            "settings, choose another method, or leave privacy out"
-        )
+        what = f"privacy does not cover all that clients of '{method}' send: {'; '.join(missing)}"
+        raise ConfigError(f"{what}; add the missing settings, choose another method, or leave privacy out")
 
 
 class AggregationSettings(Settings):

@@ -24,16 +24,8 @@ from polyfed.core.errors import PolyfedError
 from polyfed.engines.local import LocalEngine
 from polyfed.engines.outgoing import SiteTerms
 from polyfed.privacy.answered import FILE
-from polyfed.privacy.masking.mask_keeper import (
-    KEYS,
-    OPENING,
-    REQUEST,
-    SEALED,
-    SHARES,
-    bytes_bundle,
-    bytes_in,
-    request_digest,
-)
+from polyfed.privacy.masking import mask_keeper
+from polyfed.privacy.masking.mask_keeper import KEYS, OPENING, REQUEST, SEALED, SHARES, bytes_bundle, bytes_in
 from polyfed.privacy.masking.party import SiteIdentity
 from polyfed.privacy.secure_sum import TOTAL
 from polyfed.wire.ledger import Ledger
@@ -158,16 +150,14 @@ def test_clients_that_are_asked_different_things_send_nothing(tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_a_server_that_announces_different_requests_is_refused_by_the_name_of_the_client(
-    tmp_path: Path, signed: bool
-) -> None:
+def test_a_server_that_announces_different_requests_is_refused_by_a_clients_name(tmp_path: Path, signed: bool) -> None:
     """The victim receives another request from the first phase on, so it has no objection itself."""
 
     def change(request: Request) -> Request:
         if request.client != VICTIM or request.step not in (KEYS, "fit"):
             return request
         if request.step == KEYS:
-            return with_fields(request, **{REQUEST: request_digest("fit", reported.payload)})
+            return with_fields(request, **{REQUEST: mask_keeper.request_digest("fit", reported.payload)})
         return with_fields(request, **{TOTAL: 20})
 
     session, engine = session_in(tmp_path, change)
@@ -232,9 +222,7 @@ LATER: dict[str, tuple[set[tuple[str, str]], float, int, str]] = {
 
 
 @pytest.mark.parametrize(("lost", "scale", "phase", "refusal"), LATER.values(), ids=LATER)
-def test_a_later_ask_of_a_round_is_refused(
-    tmp_path: Path, lost: set[tuple[str, str]], scale: float, phase: int, refusal: str
-) -> None:
+def test_a_later_ask_of_a_round_is_refused(tmp_path: Path, lost: Any, scale: float, phase: int, refusal: str) -> None:
     session, engine = session_in(tmp_path)
     start = copied(session)
     assert equals(asked(session, start), honest(frozenset(CLIENTS)))
@@ -276,9 +264,7 @@ def test_a_second_ask_of_a_method_that_asks_twice_is_refused_without_one_client(
     assert seen.count("fit") == len(CLIENTS) * (1 if step == KEYS else 2)
 
 
-def test_a_client_that_leaves_between_rounds_reveals_its_update(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_client_that_leaves_between_rounds_reveals_its_update(tmp_path: Path, record_property: Any) -> None:
     """A threat that remains: sums of two rounds from nearly the same weights, the second without one client."""
     config = federation()
     config["clients"]["text"]["training"] = plain(0.5, 20)
@@ -392,10 +378,7 @@ DEVIATIONS: dict[str, list[Deviation]] = {
         set_to("extra", 1.0),
         lambda draw, request: replace(request, round=2),
     ],
-    OPENING: [
-        bent(OPENING, fewer),
-        lambda draw, request: with_fields(request, **{OPENING: bytes_bundle({VICTIM: b"1"})}),
-    ],
+    OPENING: [bent(OPENING, fewer), lambda _, one: with_fields(one, **{OPENING: bytes_bundle({VICTIM: b"1"})})],
 }
 
 
@@ -438,9 +421,7 @@ def outcome(seed: int, folder: Path) -> tuple[bool, int]:
 @pytest.mark.parametrize(
     "seeds", [range(10), pytest.param(range(10, 2_000), marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_no_sum_opens_but_the_honest_one(
-    tmp_path: Path, seeds: range, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_sum_opens_but_the_honest_one(tmp_path: Path, seeds: range, record_property: Any) -> None:
     outcomes = [outcome(seed, tmp_path / str(seed)) for seed in seeds]
     opened = sum(has_opened for has_opened, _ in outcomes)
     assert 0 < opened < len(outcomes)

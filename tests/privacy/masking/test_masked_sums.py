@@ -193,15 +193,11 @@ def test_keys_and_shares_that_are_none_are_refused_by_name() -> None:
 
 
 def test_a_party_that_is_asked_for_too_few_survivors_or_strangers_reveals_nothing() -> None:
-    for survivors, reason in [
-        (["c-0", "c-1"], "unmasking takes 3"),
-        (["c-0", "c-1", "c-9"], "c-9"),
-        (["c-1"], "asked"),
-    ]:
+    for left, reason in [(["c-0", "c-1"], "unmasking takes 3"), (["c-0", "c-1", "c-9"], "c-9"), (["c-1"], "asked")]:
         group = ready(4)
         group["c-0"].masked(words_of(["c-0"])["c-0"])
         with pytest.raises(PayloadError, match=reason):
-            group["c-0"].opened(survivors, REQUIRED)
+            group["c-0"].opened(left, REQUIRED)
 
 
 def test_parties_are_the_same_when_they_wake() -> None:

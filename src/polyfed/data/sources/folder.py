@@ -253,18 +253,10 @@ class _Reader:
             unused = tuple(sorted(set(self.images).difference(rows[FILE], *others.values())))
             read |= {*self.images}
         lonely = without_image if captions else ()
-        return FolderTable(
-            self.folder,
-            table,
-            splits or ("train",) * _count(rows),
-            self.column if FILE in rows else None,
-            unused,
-            without_image,
-            unread,
-            self._counts(read - {*unused, *lonely}, unused, lonely, unread),
-            tuple(self.notes),
-            bool(splits),
-        )
+        counts = self._counts(read - {*unused, *lonely}, unused, lonely, unread)
+        findings = unused, without_image, unread, counts, tuple(self.notes), bool(splits)
+        splits = splits or ("train",) * _count(rows)
+        return FolderTable(self.folder, table, splits, self.column if FILE in rows else None, *findings)
 
     def _counts(
         self, read: set[str], unused: Sequence[str], lonely: Sequence[str], unread: Mapping[str, int]
@@ -348,11 +340,8 @@ class _Reader:
     def _caption_files(self) -> dict[str, list[str]]:
         """Image -> lines of the text file with its name and another ending, if half of the images have one."""
         files = {_stem(name): self.folder / name for name in self.names if _ending(name) == "txt"}
-        texts = {
-            name: text_and_dialect(files[stem], self.folder, self.settings.reading.encoding)[0]
-            for name in self.images
-            if (stem := _stem(name)) in files
-        }
+        encoding, beside = self.settings.reading.encoding, {name: files.get(_stem(name)) for name in self.images}
+        texts = {name: text_and_dialect(file, self.folder, encoding)[0] for name, file in beside.items() if file}
         lines = {name: [line.strip() for line in lines_of(text) if line.strip()] for name, text in texts.items()}
         captions = {name: own for name, own in lines.items() if own}
         # files of boxes, and single notes, lie next to images too

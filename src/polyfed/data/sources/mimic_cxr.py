@@ -202,10 +202,10 @@ class _Release:
         with ThreadPoolExecutor(8) as pool:  # a quarter of a million small files: waiting for the disk dominates
             texts = dict(zip(distinct, pool.map(text_of, distinct), strict=True))
         if not any(texts.values()):
-            place = (
-                f"source '{self.name}': none of {len(texts)} studies has a report with text in '{self.reports}/files'"
+            what = f"none of {len(texts)} studies has a report with text in '{self.reports}/files'"
+            raise DataError(
+                f"source '{self.name}': {what}; {_how_to_get(_REPORTS)}, set reports to their folder, or check sections"
             )
-            raise DataError(f"{place}; {_how_to_get(_REPORTS)}, set reports to their folder, or check sections")
         return [texts[study] for study in studies]
 
     def _require_files(self, top: Path, what: str, project: str) -> None:
@@ -268,9 +268,7 @@ def section_text(report: str, sections: Sequence[str], otherwise: Literal["whole
     wanted = [_words(name) for name in sections]
     headings = [*_headings(report, _HEADING_WORDS.union(*wanted)), (len(report), len(report), frozenset[str]())]
     parts = [
-        report[start:end]
-        for (_, start, words), (end, _, _) in pairwise(headings)
-        if any(section <= words for section in wanted)
+        report[start:end] for (_, start, words), (end, *_) in pairwise(headings) if any(one <= words for one in wanted)
     ]
     text = " ".join(" ".join(parts).split())
     if not text and (otherwise == "whole" or not wanted):

@@ -318,22 +318,17 @@ class _Asked:
         Raises:
             DataError: a question or an answer is missing, or their numbers differ.
         """
-        questions = self.questions.texts()
+        texts = self.questions.texts()
         if self.questions.nested:  # flattens the lists of items, not those of several answers
             self._require_parallel_lists()
             given = self.answers.flat_values().to_pylist()
         else:
             given = self.answers.values.to_pylist()
-        if len(questions) != len(given):
-            what = (
-                f"{self.questions.where} has {len(questions)} questions, but {self.answers.where} answers {len(given)}"
-            )
+        if len(texts) != len(given):
+            what = f"{self.questions.where} has {len(texts)} questions, but {self.answers.where} answers {len(given)}"
             raise DataError(f"{what}; every question needs its answer at the same position")
-        answered = (self._answers(row, given[row]) for row in range(len(given)))
-        return [
-            AskedQuestion(plain_answer(text), one_answer(answers, self.several), answers)
-            for text, answers in zip(questions, answered, strict=True)
-        ]
+        answered = zip(texts, (self._answers(row, one) for row, one in enumerate(given)), strict=True)
+        return [AskedQuestion(plain_answer(text), one_answer(own, self.several), own) for text, own in answered]
 
     def _require_parallel_lists(self) -> None:
         if not self.answers.nested:

@@ -180,6 +180,6 @@ _COLUMNS: dict[str, tuple[pa.DataType, Any, Callable[[scenery.SceneRecipe, int],
 _SIZES = {"image": 1, "mask": 1, "audio": 1, "text": 1, "captions": scenery.CAPTIONS}
 _FEATURES = {"info": {"features": {name: feature for name, (_, feature, _) in _COLUMNS.items()}}}
 SCHEMA = pa.schema(
-    [(name, dtype) for name, (dtype, _, _) in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
+    [(name, column[0]) for name, column in _COLUMNS.items()], metadata={"huggingface": json.dumps(_FEATURES)}
 )
 """Schema of every split, with class names in the Hugging Face metadata."""

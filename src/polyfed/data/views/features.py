@@ -57,7 +57,7 @@ class Features(View):
         description="for pool tokens: number of positions that neighbours are averaged to, a square number for images, "
         "which keep their CLS token before them; null: all",
     )
-    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, if it has both (CLIP)")
+    tower: backbones.Tower = Field(default="whole", description="vision or text, if it has both (CLIP)")
     size: int | None = Field(default=None, ge=8, description="image side in pixels; the backbone's own by default")
     fit: ImageFit = Field(default="squash", description="squash to a square, or crop to one")
     length: int = Field(default=64, ge=1, le=8192, description="tokens of a text; longer texts are cut")
@@ -133,10 +133,8 @@ class Features(View):
                 return backbones.SoundPreparation.of(folder)
         most = backbones.most_tokens(folder)
         if most is not None and self.length > most:
-            has = f"the text backbone '{self.backbone}' has positions for {most} tokens"
-            raise ConfigError(
-                f"view features: length is {self.length}, but {has}; set the view's length to {most} or less"
-            )
+            has = f"length is {self.length}, but the text backbone '{self.backbone}' has positions for {most} tokens"
+            raise ConfigError(f"view features: {has}; set the view's length to {most} or less")
         return backbones.TextPreparation.of(folder, self.length, pad_to_length=self.pool == "tokens" and not positions)
 
     def _folder(self, context: DataContext) -> Path:
@@ -258,7 +256,7 @@ class Native(View):
     short_name: ClassVar[str] = "native"
 
     backbone: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
-    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    tower: backbones.Tower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     size: int | None = Field(default=None, ge=8, le=2048, description="image side in pixels; None: the network's own")
     fit: ImageFit | None = Field(default=None, description="squash or crop; by default that of the network's processor")
     augment: Augment = Field(default=Augment(), description="random changes of images in the training view")

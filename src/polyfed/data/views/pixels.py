@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from polyfed.core.settings import require_default
 from polyfed.data.cache import Decoding, Undecoded, decoded
 from polyfed.data.device_memory import TableInputs
 from polyfed.data.images import Augment, Augmentation, ImageFit, MeanStd, Normalisation, Resampling, normalised
-from polyfed.data.samples import Inputs
+from polyfed.data.samples import Inputs, Rows, Stream
 from polyfed.data.source import Column
 from polyfed.data.view import DataContext, InputSpec, View
 
@@ -168,9 +168,7 @@ class MaskRows:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __call__(
-        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
-    ) -> UInt8[Tensor, "b size size"]:
+    def __call__(self, rows: Rows, generator: Stream = None) -> UInt8[Tensor, "b size size"]:
         """Masks of ``rows``; with a generator moved as their images are.
 
         Raises:
@@ -182,10 +180,8 @@ class MaskRows:
             return (moved[:, 0] > view.threshold).to(torch.uint8)
         present = torch.zeros(len(values), 256, dtype=torch.bool).scatter_(1, values.flatten(1).long(), True)
         if unknown := {*present.any(0).nonzero()[:, 0].tolist()} - {*range(view.classes), view.ignore}:
-            raise DataError(
-                f"{self.where} has the value {min(unknown)}, and there are {view.classes} classes, numbered from 0; "
-                "name all classes, or set ignore to the value of unlabelled pixels"
-            )
+            what = f"{self.where} has the value {min(unknown)}, and there are {view.classes} classes, numbered from 0"
+            raise DataError(f"{what}; name all classes, or set ignore to the value of unlabelled pixels")
         if generator is None:
             return values[:, 0]
         # plane by plane: the mean of two class numbers is a third class; each image has its own planes

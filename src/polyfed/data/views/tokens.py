@@ -19,7 +19,7 @@ from torch import Tensor
 from polyfed.core.declarations import own_code
 from polyfed.data.arrow import fingerprint_of
 from polyfed.data.cache import cut_count, kept_numbers
-from polyfed.data.samples import Inputs
+from polyfed.data.samples import Inputs, Rows, Stream
 from polyfed.data.source import Column, Count
 from polyfed.data.tokenizers import Tokenizer, Vocabulary, Words
 from polyfed.data.view import DataContext, InputSpec, View
@@ -156,9 +156,7 @@ class TokenRows:
         """Id of the padding token."""
         return self.vocabulary.pad
 
-    def __call__(
-        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None = None
-    ) -> Int64[Tensor, "b longest"]:
+    def __call__(self, rows: Rows, generator: Stream = None) -> Int64[Tensor, "b longest"]:
         """Token ids of ``rows``, corrupted with a generator."""
         ids = self.ids[rows].long()
         if generator is not None and self.drop:

@@ -74,10 +74,8 @@ class Flower(EngineSettings):
         if self.superlink and not self.sites:
             raise ConfigError("run.engine.sites is empty; a deployment lists the sites that take part")
         if unknown := sorted(self.clients.keys() - self.sites):
-            raise ConfigError(
-                f"run.engine.clients names site '{unknown[0]}', which is not in run.engine.sites ({self.sites}); "
-                "name a site of these"
-            )
+            what = f"run.engine.clients names site '{unknown[0]}', which is not in run.engine.sites ({self.sites})"
+            raise ConfigError(f"{what}; name a site of these")
 
     @property
     def is_deployed(self) -> bool:
@@ -182,12 +180,8 @@ def _simulated_run(settings: Flower, hosting: Hosting, body: Callable[[Engine], 
     }
     try:
         with ray_here(num_cpus=max(os.cpu_count() or 1, threads)):
-            run_simulation(
-                server_app=app,
-                client_app=client_app(Node(simulated(hosting), simulated=True)),
-                num_supernodes=settings.nodes,
-                backend_config={"client_resources": resources},
-            )
+            clients, backend = client_app(Node(simulated(hosting), simulated=True)), {"client_resources": resources}
+            run_simulation(server_app=app, client_app=clients, num_supernodes=settings.nodes, backend_config=backend)
     except BaseException as error:
         if engines:  # its thread may still wait for replies, which will not come
             engines[0].stopped.set()

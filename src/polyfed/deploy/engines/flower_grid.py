@@ -132,10 +132,8 @@ class RegisteredSites(Sites):
             super().admit(node, infos)
             # the operator limits the clients of a site, as each has a part in medians and averages
             if before is None and len(infos) > self.most.get(site, 1):
-                raise PayloadError(
-                    f"it describes {len(infos)} clients, and may bring {self.most.get(site, 1)}; if it is to bring "
-                    f"more, set run.engine.clients.{site} to {len(infos)}"
-                )
+                what = f"it describes {len(infos)} clients, and may bring {self.most.get(site, 1)}"
+                raise PayloadError(f"{what}; if it is to bring more, set run.engine.clients.{site} to {len(infos)}")
             for info in infos:
                 self._require_own(site, info.id)
                 if before is not None and info.id not in {known.id for known in before.clients}:
@@ -435,13 +433,8 @@ class GridExchange:
 
     def _top_up(self, *nodes: int | None) -> None:
         """Keep a few messages queued at each node; a refused one is offered again when its answer is needed."""
-        ready = [
-            (bundle, node)
-            for node in nodes
-            if node is not None and node in self._online
-            for bundle in list(self._queues[node])[:_AHEAD]
-            if not bundle.message
-        ]
+        there = [node for node in nodes if node is not None and node in self._online]
+        ready = [(one, node) for node in there for one in list(self._queues[node])[:_AHEAD] if not one.message]
         if ready:
             self._send(ready)
 

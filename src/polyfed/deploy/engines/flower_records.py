@@ -82,12 +82,8 @@ class SharedRecords:
 
 def _array_record(frame: Frame) -> ArrayRecord:
     # raw bytes: Flower's own codec, numpy's save and load, takes twice as long to write and the same again to read
-    return ArrayRecord(
-        {
-            str(k): Array(dtype="uint8", shape=(raw.nbytes,), stype="raw", data=bytes(raw))
-            for k, raw in enumerate(frame.buffers)
-        }
-    )
+    arrays = {str(k): Array("uint8", (raw.nbytes,), "raw", bytes(raw)) for k, raw in enumerate(frame.buffers)}
+    return ArrayRecord(arrays)
 
 
 def from_records(content: RecordDict, most: int = _TEXT_BYTES) -> tuple[dict[str, Any], list[Frame]]:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from polyfed.core.errors import ConfigError
 from polyfed.core.extras import how_to_install
 from polyfed.core.settings import Settings
-from polyfed.data.backbones import BackboneTower, local_folder, missing_folder, require_tokenizer
+from polyfed.data.backbones import Tower, local_folder, missing_folder, require_tokenizer
 from polyfed.data.tokenizers import PretrainedTokenizer
 from polyfed.data.view import DataContext, InputSpec
 from polyfed.models.trunks import NetworkTrunk, PromptPositions, layers_path, linear_roles
@@ -44,9 +44,7 @@ class Adapter(Settings):
         return 0
 
     @abstractmethod
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
+    def attach(self, trunk: NetworkTrunk, tower: Tower, spec: InputSpec, folder: Path, context: DataContext) -> None:
         """Put trained parameters into the network; values come from torch's global generator, or from a file.
 
         Args:
@@ -64,9 +62,7 @@ class Adapter(Settings):
 class FeatureAdapter(Adapter):
     """An adapter behind the network, on its pooled vector: the network itself is computed once and cached."""
 
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
+    def attach(self, trunk: NetworkTrunk, tower: Tower, spec: InputSpec, folder: Path, context: DataContext) -> None:
         """Leaves the network unchanged."""
 
     @abstractmethod
@@ -134,9 +130,7 @@ class LoRA(Adapter):
             raise ValueError(f"adapter 'lora' needs the package peft, which is not there; {how_to_install('adapters')}")
         return self
 
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
+    def attach(self, trunk: NetworkTrunk, tower: Tower, spec: InputSpec, folder: Path, context: DataContext) -> None:
         from peft import LoraConfig, inject_adapter_in_model
 
         body = trunk.backbone.body
@@ -190,7 +184,7 @@ def merged_weights(body: nn.Module) -> dict[str, Tensor]:
     return merged
 
 
-PEFT_NAMES: dict[BackboneTower, str] = {
+PEFT_NAMES: dict[Tower, str] = {
     "whole": "base_model.model.",
     "vision": "base_model.model.vision_model.",
     "text": "base_model.model.text_model.",
@@ -224,7 +218,7 @@ def start_tensors(folder: Path) -> dict[str, Tensor]:
         raise ConfigError(f"adapter.start: '{folder}' holds no readable adapter_model.safetensors: {error}") from error
 
 
-def _load_start(body: nn.Module, folder: Path, tower: BackboneTower) -> None:
+def _load_start(body: nn.Module, folder: Path, tower: Tower) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     given = {name.removeprefix(PEFT_NAMES[tower]): value for name, value in start_tensors(folder).items()}
@@ -289,9 +283,7 @@ class Prompts(Adapter):
     def positions(self) -> int:
         return self.length
 
-    def attach(
-        self, trunk: NetworkTrunk, tower: BackboneTower, spec: InputSpec, folder: Path, context: DataContext
-    ) -> None:
+    def attach(self, trunk: NetworkTrunk, tower: Tower, spec: InputSpec, folder: Path, context: DataContext) -> None:
         body: Any = trunk.backbone.body
         layers_path(body)  # refuses convolutional networks
         if trunk.backbone.reads != "input_ids":

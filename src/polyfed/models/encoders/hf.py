@@ -40,7 +40,7 @@ class HF(Encoder):
         description="null: cached features or states, else inputs by its own processor; keys without a name change it",
     )
     weights: str = Field(min_length=1, description="folder below data.weights_dir, or hub name owner/name")
-    tower: backbones.BackboneTower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
+    tower: backbones.Tower = Field(default="whole", description="vision or text, of networks with both (CLIP)")
     trainable: Literal["none", "all", "adapters"] | StrictInt = Field(
         default="none", description="none, all, adapters, or the number of last layers that are trained"
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from polyfed.core.errors import PayloadError
 from polyfed.core.files import private_files, write_atomically
@@ -54,12 +53,7 @@ def bytes_in(payload: Payload, field: str) -> dict[str, bytes]:
     bundle = payload.bundles.get(field)
     if bundle is None or any(value.dtype != torch.uint8 or value.ndim != 1 for value in bundle.values()):
         raise PayloadError(f"'{field}' is not bytes by name")
-    return {name: _bytes(value) for name, value in bundle.items()}
-
-
-def _bytes(value: Tensor) -> bytes:
-    content: bytes = value.cpu().numpy().tobytes()
-    return content
+    return {name: value.cpu().numpy().tobytes() for name, value in bundle.items()}
 
 
 def masking_replies() -> dict[str, str]:
@@ -161,10 +155,8 @@ class MaskKeeper:
         if self.rule.masks:
             party = self._party(request)
             if request_digest(request.step, request.payload) != _asked(party):
-                raise PayloadError(
-                    f"'{request.step}' asks something else than was announced when this client made its keys; "
-                    "with clients who are asked something else its masks do not cancel"
-                )
+                what = f"'{request.step}' asks something else than was announced when this client made its keys"
+                raise PayloadError(f"{what}; with clients who are asked something else its masks do not cancel")
             members = sorted(party.members)
             self.account.require_same(request, AnsweredAsk(_asked(party), members, step=request.step))
             party.receive(bytes_in(received, SEALED), self.rule.required)

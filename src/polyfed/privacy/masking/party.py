@@ -253,10 +253,8 @@ class SiteIdentity:
             return
         for client, public in members.items():
             if client not in self.roster:
-                raise PayloadError(
-                    f"keys of '{client}', whose site has no key on this site's roster; if it is of this federation: "
-                    "polyfed deploy trust"
-                )
+                what = f"keys of '{client}', whose site has no key on this site's roster"
+                raise PayloadError(f"{what}; if it is of this federation: polyfed deploy trust")
             if client not in signatures:
                 raise PayloadError(f"keys of '{client}' are not signed, and this site has a roster")
             try:
