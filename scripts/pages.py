@@ -114,7 +114,7 @@ def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
 
 
 def queue() -> verdicts.Queue:
-    """What the queue of evidence has left."""
+    """Cells and CPU hours that the queue of evidence has left, by study."""
     return {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
 
 
