@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from boards import MODALITIES, OTHER, SAME
+from boards import BOARDS
 from confirm import confirm
 from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.core.files import write_atomically
@@ -45,7 +45,6 @@ from study_records import PAPERS, STUDIES, StudyRecord, is_complete, read_record
 ROOT, QUEUE = PAPERS.parent, Path("runs") / "evidence"
 NOWHERE = Places()
 MAIN = ("creamfl/t1", "fedafd/t1", "fedaid/t1", "fedcola/t1")
-BOARDS = (SAME, OTHER, MODALITIES)
 FIRST = ("creamfl/t1", "fedaid/t1", "fedafd/t1", "fedcola/t4")
 """Studies whose judged rows come before all else: the papers' main claims; FedCola's is in Table 4's regime."""
 SECONDS = {"creamfl": 18, "fedcola": 25, "fedafd": 30, "fedaid": 50, "polyfed/board": 25, "polyfed": 8}
