@@ -70,7 +70,9 @@ def short_table(recorded: Sequence[StudyRecord]) -> str:
         for title, (own, count) in left.items()
         if own
     ]
-    return table(*lines) + (f"\n\nNot run yet.{markdown(''.join(texts))}" if texts else "")
+    notes = [f"Not run yet.{markdown(''.join(texts))}"] if texts else []
+    notes += ["°: no cell of it was run again so far."] if any("°" in cell for line in lines for cell in line) else []
+    return "\n\n".join([table(*lines), *notes])
 
 
 def board_name(record: StudyRecord) -> str:

@@ -1,4 +1,4 @@
-"""Enter a row of one's own into a board: tuned by the board's plan, beside the recorded rows, which are not run again.
+"""Enter a row of one's own into a board: tuned by the board's plan, compared with recorded rows, which do not run.
 
     python scripts/enter.py same --row mine --algorithm mymethod.Mine --data-dir DATA --weights-dir WEIGHTS
     python scripts/enter.py other --row mine --algorithm mymethod.Mine --set algorithm.length=2 --scale smoke
@@ -37,7 +37,7 @@ from study_records import PAPERS, STUDIES, Again, StudyRecord, is_complete, read
 BOARDS = {name.partition("board-")[2]: name for name in boards.BOARDS}
 """Short name of a board -> its study."""
 LIKE = boards.OWN[1]
-"""Row whose clients a row of one's own has."""
+"""Row whose clients are those of every entered row."""
 FOLDER = Path("runs") / "boards"
 
 

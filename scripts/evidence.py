@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from boards import MODALITIES, OTHER, SAME
+from boards import BOARDS
 from confirm import confirm
 from polyfed.core.errors import ConfigError, DataError, RunError, nearest
 from polyfed.core.files import write_atomically
@@ -45,7 +45,6 @@ from study_records import PAPERS, STUDIES, StudyRecord, is_complete, read_record
 ROOT, QUEUE = PAPERS.parent, Path("runs") / "evidence"
 NOWHERE = Places()
 MAIN = ("creamfl/t1", "fedafd/t1", "fedaid/t1", "fedcola/t1")
-BOARDS = (SAME, OTHER, MODALITIES)
 MAPS = ("polyfed/gap-", "polyfed/unpaired-")
 """Beginnings of the names of studies that take what a board chose: the boards with more and with fewer public items."""
 FIRST = ("creamfl/t1", "fedaid/t1", "fedafd/t1", "fedcola/t4")

@@ -56,11 +56,12 @@ def closed(recorded: Sequence[StudyRecord]) -> dict[str, Panel]:
         rows: dict[str, list[Closed]] = {}
         for record in (known[name] for name in names if name in known):
             for point in record.study.points:
+                pairs = int(point[0].replace(",", "")) if point else PAIRS
                 for row in (one for one in LINES if one in record.study.rows):
                     if (shared := boards.gap_closed(record, row, point)) is not None:
                         share, reach = (100 * part for part in shared)
                         mib = boards.cost_of(record, row, "MiB", point) or 0.0
-                        rows.setdefault(row, []).append(Closed(int(point[0]) if point else PAIRS, share, reach, mib))
+                        rows.setdefault(row, []).append(Closed(pairs, share, reach, mib))
         panels[title] = {row: sorted(rows[row]) for row in LINES if row in rows}
     return panels
 

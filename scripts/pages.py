@@ -114,7 +114,7 @@ def paper_text(paper: str, own: Sequence[StudyRecord]) -> str:
 
 
 def queue() -> verdicts.Queue:
-    """What the queue of evidence has left."""
+    """Cells and CPU hours that the queue of evidence has left, by study."""
     return {name: (count, hours) for name, count, _, hours in evidence.plan_table()}
 
 
@@ -158,8 +158,8 @@ def ledger_text(recorded: Sequence[StudyRecord]) -> str:
     claims = {paper: decided([one for one in recorded if one.name.startswith(f"{paper}/")]) for paper in NAMES}
     hours = {paper: sum(own for name, (_, own) in left.items() if name.startswith(f"{paper}/")) for paper in NAMES}
     what = {"counts": counts, "of_settings": settings, "decided": claims, "outcomes": OUTCOMES, "hours": hours}
-    heads = ("paper", "main claim", "verdict", "difference", "seeds", "found in 8 of 10 tables", "left against right")
-    what["main"] = Markup(table(heads, *verdicts.main_lines(verdicts.by_name(recorded), left, NAMES), ruler="-"))
+    main = verdicts.main_lines(verdicts.by_name(recorded), left, NAMES)
+    what["main"] = Markup(table(verdicts.MAIN_HEADS, *main, ruler="-"))
     what |= {"items": verdicts.items(recorded, left, NAMES), "before": verdicts.BEFORE}
     what["at_paper_scale"] = any(one.scale != SMALL for one in recorded)
     what["judged"] = [

@@ -1,4 +1,4 @@
-"""What came out of the papers' claims: verdicts with power and costs, from records; ``papers.yaml`` has the words."""
+"""Outcomes of the papers' claims: verdicts with power and costs, from records; ``papers.yaml`` has the words."""
 
 from __future__ import annotations
 
@@ -186,6 +186,9 @@ def _queued(name: str, left: Queue) -> str:
 
 
 # ---- all papers
+
+MAIN_HEADS = ("paper", "main claim", "verdict", "difference", "seeds", "found in 8 of 10 tables", "left against right")
+"""Heads of ``main_lines``."""
 
 
 def main_lines(known: Known, left: Queue, names: Mapping[str, str]) -> list[list[str]]:
