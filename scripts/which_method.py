@@ -147,7 +147,7 @@ def leaves(node: Mapping[str, Any] = _CONTENT["tree"]) -> Iterator[Leaf]:
 
 
 def ranked(record: StudyRecord, rows: Sequence[str]) -> list[str]:
-    """Those of some rows that are complete, the best first."""
+    """Complete rows among some, the best first."""
     known = [row for row in rows if has_row(record, row)]
     return sorted(known, key=lambda row: -record.results.spread(row, (), COLUMN).mean)
 
