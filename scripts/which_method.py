@@ -147,7 +147,7 @@ def leaves(node: Mapping[str, Any] = _CONTENT["tree"]) -> Iterator[Leaf]:
 
 
 def ranked(record: StudyRecord, rows: Sequence[str]) -> list[str]:
-    """Those of some rows that are complete, the best first."""
+    """Complete rows among some, the best first."""
     known = [row for row in rows if has_row(record, row)]
     return sorted(known, key=lambda row: -record.results.spread(row, (), COLUMN).mean)
 
@@ -172,7 +172,7 @@ def tree_text(shown: Sequence[StudyRecord]) -> str:
         return "No board was run yet.\n"
     first, *others = _lines(_CONTENT["tree"], known, grown, [])
     parts = [first, "\n".join(others), "## The methods, and commands to copy"]
-    return "\n\n".join([*parts, *(_section(leaf, known) for leaf in grown), _unpaired(known)]).rstrip() + "\n"
+    return "\n\n".join([*parts, *(_section(leaf, known) for leaf in grown), _unpaired(known, shown)]).rstrip() + "\n"
 
 
 def _lines(
@@ -198,7 +198,9 @@ def _summary(leaf: Leaf, record: StudyRecord) -> str:
     for row in advised(record, leaf.rows()):
         costs = ", ".join(f"{record.results.spread(row, (), cost).mean:.0f} {cost}" for cost in _COSTS)
         texts.append(f"{named(record.study, row)}{record.mark(row)}: **{_share(record, row)}**, {costs}")
-    return f"{' or '.join(texts)} ([command](#{_anchor(leaf.title)}))"
+    left = len(leaf.rows()) - len(ranked(record, leaf.rows()))
+    waiting = f"; rivals not run yet: {left}" if left else ""
+    return f"{' or '.join(texts)} ([command](#{_anchor(leaf.title)}){waiting})"
 
 
 def _anchor(title: str) -> str:
@@ -258,8 +260,8 @@ def _row(record: StudyRecord, row: str, name: str) -> str:
     return f"|{name}{record.mark(row)}|{_share(record, row)}|{mean:.1f}|{'|'.join(costs)}|"
 
 
-def _unpaired(known: Mapping[str, StudyRecord]) -> str:
-    """Each method with and without unpaired public items."""
+def _unpaired(known: Mapping[str, StudyRecord], shown: Sequence[StudyRecord]) -> str:
+    """Each method with and without unpaired public items, and studies of their number."""
     lines = []
     for record in known.values():
         for row in competing(record.study):
@@ -273,7 +275,10 @@ def _unpaired(known: Mapping[str, StudyRecord]) -> str:
     if not lines:
         return ""
     heads = ["|board|method|public pairs|with unpaired items|mean R@1 gained, points|", "|-|-|-:|-:|-:|"]
-    return "\n".join(["## What unpaired public items bring\n", _CONTENT["unpaired"], "", *heads, *lines])
+    maps = [one for one in shown if one.name.startswith("polyfed/unpaired-")]
+    links = [f"[{one.heading}](../../papers/polyfed/README.md#{one.anchor})" for one in maps]
+    more = ["", f"By their number and modality: {', '.join(links)}."] * bool(links)
+    return "\n".join(["## What unpaired public items bring\n", _CONTENT["unpaired"], "", *heads, *lines, *more])
 
 
 # ---- the tables
