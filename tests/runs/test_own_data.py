@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import ChainDataset, TensorDataset
 
 import polyfed
 from polyfed import Experiment, open_run, register_data, register_module, resume, run
@@ -103,7 +103,7 @@ def test_other_data_under_the_name_are_refused_and_none_at_all_name_their_place(
         ({"train": rows(2), "tset": rows(1)}, "unknown split 'tset'; did you mean 'test'"),
         ([{"a": 1}, {"a": "x"}], "column 'a'"),
         ([{"a": Path("x.png")}, {"a": "x"}], "images and a value of type str"),
-        (IterableDataset(), "an IterableDataset has no length"),
+        (ChainDataset([]), "an IterableDataset has no length"),
         ([torch.zeros(3, 8, 8)], r"item 0 is of type Tensor \[3, 8, 8\]; give a pair"),
         ([(torch.zeros(5, 8, 8), 1)], r"item 0, x is float32 \[5, 8, 8\]; give images"),
         ([(torch.full((3, 8, 8), -1.5), 1)], r"x is float32 \[3, 8, 8\] with values from -1.5 to -1.5; give pixels"),
