@@ -1,4 +1,4 @@
-"""FedAID: both stages by hand, what learns, how a round is put together, learning, losses and robust weights."""
+"""FedAID: rounds by hand, settings that are refused, and other methods on aligned models."""
 
 from __future__ import annotations
 
@@ -9,20 +9,34 @@ from typing import Any
 
 import pytest
 import torch
-from aligned_sessions import CLIENTS, config_of, global_model, heard, parts_of, replies, session_of, stage_two, staged
+from aligned_sessions import (
+    CLIENTS,
+    Values,
+    config_of,
+    events,
+    global_model,
+    heard,
+    parts_of,
+    replies,
+    session_of,
+    stage_two,
+    staged,
+)
 from fedaid_by_hand import contrast, guided, loss_of, taught, without_statistics
 
-from by_hand import assert_close, assert_mean, furthest, play, same
+from by_hand import assert_close, assert_mean, copies, furthest, play, same
 from grids import mostly_slow
 from polyfed.aggregation.robust import chi_square, mirror_step, mirror_step_of
 from polyfed.algorithms import fedaid
+from polyfed.algorithms.fedaid import FedAID
 from polyfed.algorithms.shared.robust_alignment import local_view
+from polyfed.core.errors import ConfigError
 from polyfed.federation.state import unflatten
 from polyfed.models.binding import frozen_aligners
 from polyfed.runs.session import Session
 from polyfed.tasks.task import Task
 from sessions import metrics, prepared, site_of, woken
-from small_federations import Config, aligned, participants, training
+from small_federations import Config, aligned, participants, training, transformers
 
 # ---- stage 1
 
@@ -330,3 +344,65 @@ def test_as_factor_of_the_loss_a_weight_scales_steps_but_those_of_adam(
             else:
                 torch.testing.assert_close(step, factor * other, atol=1e-6, rtol=1e-3)
         assert furthest(plain[client], start) > 1e-3
+
+
+# ---- settings, and other methods on aligned models
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance": None, "task_weight": 0}, "no loss trains"),
+        ({"teacher": {"weights": {"divergence": "released", "rho": 0}}}, "use chi_square"),
+        ({"teacher": {"beta": 0, "contrast": None}}, "no teacher would be learnt"),
+        ({"local_epochs": 2}, "local_epochs has no effect with local_steps"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: Config, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FedAID(**settings)
+
+
+# ---- other methods on aligned models
+
+OTHERS: dict[str, Config] = {"fedavg": {}, "moon": {}, "fedema": {"byol": {"predictor_width": 8}}, "local": {}}
+
+
+@pytest.mark.parametrize("name", mostly_slow(OTHERS, "fedema"))
+def test_other_methods_train_aligned_models(tmp_path: Path, name: str) -> None:
+    config = copy.deepcopy(aligned())
+    config["algorithm"] = {"name": name, "local_epochs": 1} | OTHERS[name]
+    session = prepared(config, tmp_path)
+    before = copies({"model": session.server.model.state_dict()})["model"]
+    play(session, 1, 2)
+    after = session.server.model.state_dict()
+    if name == "local":
+        after = woken(session, CLIENTS[0], (99, 0), after=session.cohorts.accepted[CLIENTS[0]]).model.state_dict()
+    moved = {
+        key.split(".")[2] for key, value in before.items() if "encoders" in key and not torch.equal(value, after[key])
+    }
+    assert moved == {"trunk", "aligner"}
+    assert not events(session)
+
+
+def test_masked_autoencoding_inside_an_aligned_model(tmp_path: Path) -> None:
+    config = transformers(name="fed_mae", decoder_depth=1, decoder_width=32, decoder_heads=4)
+    model = copy.deepcopy(config["clients"]["paired"]["model"])
+    model |= {"final_norm": False, "aligner": {"hidden": 16}}
+    model["encoders"]["image"]["patch"] = 4
+    paired = config["clients"]["paired"] | {"model": model}
+    config |= {"clients": {"paired": paired}, "server": config["server"] | {"model": model}}
+    session = prepared(config, tmp_path)
+    before = global_of(session)
+    play(session, 1, 1)
+    after = global_of(session)
+    assert [name for name in before if "aligner" in name and not torch.equal(before[name], after[name])]
+    assert any("extras.mae_image" in name for name in before)
+    assert not events(session)
+
+
+def global_of(session: Session) -> Values:
+    return copies(session.server.weights)["paired"]

@@ -1,10 +1,11 @@
-"""Segmentation: by hand, in every method, and what is refused."""
+"""Segmentation, and a task of one's own whose targets are loaded with each batch."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,18 @@ from task_samples import TensorInputs, make_samples
 from torch import Tensor, nn
 
 import polyfed
+from polyfed import Experiment, run
 from polyfed.core.errors import ConfigError, PolyfedError
-from polyfed.data.samples import Samples
+from polyfed.data.samples import Batch, Samples
+from polyfed.data.view import View
+from polyfed.data.views.pixels import Masks
 from polyfed.export.model import export_model
+from polyfed.models.model import Embedder
 from polyfed.models.towers import Positions
-from polyfed.runs.experiment import Experiment
+from polyfed.tasks import evaluating
 from polyfed.tasks.metrics import TaskScores
 from polyfed.tasks.segmentation import Segmentation
+from polyfed.tasks.task import Task
 from sessions import prepared
 from small_federations import Config, experiment, federation_for, pixels, scenes, training
 
@@ -196,3 +202,43 @@ def test_wrong_configurations_are_refused_before_any_work(changes: Config, messa
     with pytest.raises(PolyfedError, match=message):
         prepared(segmenting(**copy.deepcopy(changes)), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+# ---- a task of one's own whose targets are loaded
+
+
+class Coverage(Task):
+    """Share of an image that its mask covers, from the image's embedding."""
+
+    @property
+    def primary(self) -> str:
+        return "closeness"
+
+    @property
+    def target_views(self) -> Mapping[str, View]:
+        return {"mask": Masks(of="image")}
+
+    def head(self, dim: int, samples: Samples) -> nn.Module:
+        return nn.Linear(dim, 1)
+
+    def loss(self, model: Embedder, head: nn.Module | None, batch: Batch) -> Tensor:
+        assert head is not None
+        assert batch.targets["mask"].shape[1:] == batch.inputs["image"].shape[2:]
+        share = batch.targets["mask"].float().mean((1, 2))
+        return (head(model.embed("image", batch.inputs["image"]))[:, 0] - share).square().mean()
+
+    def evaluate(
+        self, model: Embedder, head: nn.Module | None, samples: Samples, *, batch_size: int
+    ) -> dict[str, float]:
+        with evaluating(model, head):
+            return {"closeness": -float(self.loss(model, head, samples.batch(torch.arange(len(samples)))))}
+
+
+def test_clients_learn_from_masks(tiny: dict[str, Any], tmp_path: Path) -> None:
+    group = tiny["clients"]["image"]
+    group["task"] = f"{__name__}.Coverage"
+    group["model"]["encoders"]["image"]["view"] |= {"augment": {"crop": 0.5, "flip": True}}
+    tiny["algorithm"] = {"name": "local", "local_epochs": 2}
+    tiny["run"] |= {"rounds": 3, "evaluate_clients": True}
+    curve = run(Experiment.load(tiny), tmp_path / "run", quiet=True).records.series("image", "closeness")
+    assert curve[3] > curve[1]

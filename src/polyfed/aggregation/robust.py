@@ -7,7 +7,6 @@ All are in float64, on the device of what they get, without gradients; n numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -105,7 +104,7 @@ def mirror_step(
         ValueError: weights or losses are not vectors of n finite numbers (the first bad index is named), a weight is
             negative, all are 0, gamma or rho is out of range, or the divergence is unknown.
     """
-    w, v = _weights(w, "w"), _finite(v, "v")
+    w, v = _weights(w), _finite(v, "v")
     if len(w) != len(v):
         raise ValueError(f"there are {len(w)} weights and {len(v)} losses; give one of each a client")
     if not 0 <= gamma < math.inf:
@@ -156,7 +155,7 @@ def mirror_step_of(
     >>> mirror_step_of(w, present, losses, gamma=1.0, rho=0.02).round(decimals=3)
     tensor([0.2670, 0.3330, 0.4000], dtype=torch.float64)
     """
-    w = _weights(w, "w")
+    w = _weights(w)
     index = _indices(present, len(w)).to(w.device)
     if v.shape != index.shape:
         raise ValueError(f"{len(index)} clients are present and the losses have shape {tuple(v.shape)}; give one each")
@@ -183,29 +182,22 @@ def nearest_in_simplex(v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def _in_chi_square_ball(
     v: Float[Tensor, " n"], rho: float, lowest: Float[Tensor, ""] | None = None
 ) -> Float[Tensor, " n"]:
-    """SimplexProj(s v, 1) for the largest s in [``lowest``, 1] that fits; None: from an s that surely does."""
+    """SimplexProj(s v, 1) for the largest s in [``lowest``, 1] that fits; None: from an s that surely does.
+
+    Halves the ratio of the ends, so that s of any magnitude comes out to full precision; never waits for the device.
+    """
     gaps = (v - v.max()).clamp(min=-torch.finfo(v.dtype).max)
     if lowest is None:
         # no weight is further than s times the spread of v from 1/n, so D <= n^2 (s spread)^2 / 2
         lowest = (math.sqrt(2 * rho) / len(v) / (-gaps.min()).clamp(min=SMALLEST_WEIGHT)).clamp(max=1)
-    return _largest_fitting(lambda s: nearest_in_simplex(s * gaps), chi_square, rho, lowest)
-
-
-def _largest_fitting(
-    path: Callable[[Tensor], Tensor], divergence: Callable[[Tensor], Tensor], rho: float, low: Float[Tensor, ""]
-) -> Float[Tensor, " n"]:
-    """The last point of a path to s = 1 whose divergence, which grows along it, is at most rho; at least that of low.
-
-    Halves the ratio of the ends, so that s of any magnitude comes out to full precision; never waits for the device.
-    """
-    high = torch.ones_like(low)
-    low = torch.where(divergence(path(high)) <= rho, high, low)
+    high = torch.ones_like(lowest)
+    low = torch.where(chi_square(nearest_in_simplex(high * gaps)) <= rho, high, lowest)
     for _ in range(_BISECTION_STEPS):
         # the root of a product would under- or overflow
         middle = low.sqrt() * high.sqrt()
-        fits = divergence(path(middle)) <= rho
+        fits = chi_square(nearest_in_simplex(middle * gaps)) <= rho
         low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-    return path(low)
+    return nearest_in_simplex(low * gaps)
 
 
 def _finite(v: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
@@ -219,13 +211,13 @@ def _finite(v: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
     return values
 
 
-def _weights(w: Real[Tensor, " n"], name: str) -> Float[Tensor, " n"]:
-    weights = _finite(w, name)
+def _weights(w: Real[Tensor, " n"]) -> Float[Tensor, " n"]:
+    weights = _finite(w, "w")
     if bool((weights < 0).any()):
         at = int((weights < 0).nonzero()[0])
-        raise ValueError(f"{name}[{at}] is {weights[at].item()}; a weight must not be negative")
+        raise ValueError(f"w[{at}] is {weights[at].item()}; a weight must not be negative")
     if not bool((weights > 0).any()):
-        raise ValueError(f"{name} is 0 for all {len(weights)} clients; at least one must have a positive weight")
+        raise ValueError(f"w is 0 for all {len(weights)} clients; at least one must have a positive weight")
     return weights
 
 

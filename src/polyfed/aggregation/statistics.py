@@ -143,7 +143,8 @@ class _Scan:
             family.take(tile, first)
             largest = None if rivals is None else rivals.add(tile, first)
             if running is not None:
-                running.add(tile, largest, self.counts_of(slice(first, first + tile.shape[1])))
+                counts = None if self.counts is None else self.counts[first : first + tile.shape[1]]
+                running.add(tile, largest, counts)
         of, near = of.to(vectors.device), family.seen(self.families, of, own, self.counts, masked=self.masked)
         statistics: Statistics = {"positive": near.positive}
         if rivals is not None:
@@ -161,10 +162,6 @@ class _Scan:
             if isinstance(sums, RunningEntropy):
                 statistics["entropy"] = sums.entropy()
         return {name: value if name == "winner" else value * math.log(2) for name, value in statistics.items()}
-
-    def counts_of(self, columns: slice) -> Float[Tensor, " m"] | None:
-        """How often each anchor of a tile counts; None: once."""
-        return None if self.counts is None else self.counts[columns]
 
     def slack(self, vectors: Float[Tensor, "r d"]) -> Float[Tensor, " r"]:
         slack: Tensor = torch.linalg.vector_norm(vectors, dim=1) * self.reach

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -111,7 +111,14 @@ class Centralised(Algorithm):
     def require(self, plan: FederationPlan) -> None:
         """See ``Algorithm``; the data of no type are spread over several clients."""
         super().require(plan)
-        _require_pooled(plan.clients)
+        groups = Counter(client.group for client in plan.clients)
+        spread = [f"{name} ({n} clients): set clients.{name}.count=1" for name, n in groups.items() if n > 1]
+        for name, client_type in client_types(plan.clients).items():
+            own = dict.fromkeys(client.group for client in client_type.clients)
+            if len(own) > 1:
+                spread.append(f"{name}: leave one of {', '.join(own)}, with all of the source (a second source: also)")
+        if spread:
+            raise ConfigError(f"centralised training needs all data of a type at one client, but {'; '.join(spread)}")
 
     def setup(self, server: Server) -> None:
         server.share_weights()
@@ -154,14 +161,3 @@ def _seen(client: Client, steps: int) -> int:
     passes, remainder = divmod(steps, max(client.steps_an_epoch, 1))
     in_a_pass = client.num_examples - (client.num_examples % size == 1)
     return passes * in_a_pass + remainder * size
-
-
-def _require_pooled(clients: Sequence[ClientInfo]) -> None:
-    counts = Counter(client.group for client in clients)
-    spread = [f"{group} ({count} clients): set clients.{group}.count=1" for group, count in counts.items() if count > 1]
-    for name, client_type in client_types(clients).items():
-        groups = dict.fromkeys(client.group for client in client_type.clients)
-        if len(groups) > 1:
-            spread.append(f"{name}: leave one of {', '.join(groups)}, with all of the source (a second source: also)")
-    if spread:
-        raise ConfigError(f"centralised training needs all data of a type at one client, but {'; '.join(spread)}")

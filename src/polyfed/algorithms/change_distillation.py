@@ -11,21 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyfed.aggregation.ensemble import Ensembled
-from polyfed.algorithms.algorithm import (
-    Client,
-    Cohort,
-    FederationPlan,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.digest import Digest, fit_in_closed_form, only_layer
 from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer, compares_rows
-from polyfed.algorithms.shared.public_exchange import GALLERY, PublicExchange, modality_of, of_part, part_of
+from polyfed.algorithms.shared.public_exchange import PublicExchange, learnt, modality_of, of_part
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
+from polyfed.federation.plan import FederationPlan
 from polyfed.losses.distillation import Distillation
 from polyfed.models.model import Model
 
@@ -136,9 +128,7 @@ class ChangeDistillation(TaughtServer):
         # a difference of two unit vectors has norm 2 at most
         exchange = self.exchange(server, largest=2.0 if moved else 1.0)
         own = exchange.outputs
-        # the gallery is not digested: on it teacher and server are compared
-        digested = {name: rows for name, rows in own.items() if part_of(name) != GALLERY}
-        sent = self.public.to_wire(server, digested, exchange.order)
+        sent = self.public.to_wire(server, learnt(own), exchange.order)  # what is digested
         for reply in exchange.ask(cohort, self.fit, representations=sent):  # 1-4
             for name, rows in exchange.received(reply.representations).items():
                 # a change is clipped by itself, before the server's own rows are added

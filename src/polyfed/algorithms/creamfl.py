@@ -11,16 +11,7 @@ from torch import Tensor
 
 from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.weighting import GCA
-from polyfed.algorithms.algorithm import (
-    Client,
-    Cohort,
-    FederationPlan,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
 from polyfed.algorithms.shared.distiller import Distiller, ServerTask, TaughtServer
 from polyfed.algorithms.shared.public_exchange import PublicExchange, of_part
 from polyfed.algorithms.shared.public_training import FrozenCopy, Pair, Reference, Remembered, Stored
@@ -28,6 +19,7 @@ from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
+from polyfed.federation.plan import FederationPlan
 from polyfed.losses.contrast import inter_modal, intra_modal
 
 

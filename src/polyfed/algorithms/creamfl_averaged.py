@@ -10,18 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyfed.aggregation.weighting import GCA
-from polyfed.algorithms.algorithm import (
-    Client,
-    ClientInfo,
-    Cohort,
-    FederationPlan,
-    Reply,
-    Representations,
-    Server,
-    Weights,
-    client_step,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, Cohort, Reply, Representations, Server, Weights, client_step, each
 from polyfed.algorithms.creamfl import Contrast, InterModal, IntraModal
 from polyfed.algorithms.fedavg import FedAvg
 from polyfed.algorithms.shared.distiller import Distiller, compares_rows, require_learning
@@ -30,10 +19,9 @@ from polyfed.algorithms.shared.public_training import Stored
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
-from polyfed.data.samples import Batch
+from polyfed.federation.plan import FederationPlan
 from polyfed.federation.settings import TrainingSettings
 from polyfed.federation.trainer import Regulariser
-from polyfed.models.model import Embedder
 from polyfed.optim.settings import OptimizerSettings
 
 _PUBLIC, _NONE = PublicExchange(), Representations({})
@@ -44,11 +32,6 @@ class StepContrast(Settings):
 
     weight: float = Field(default=1e-7, gt=0, description="gamma (Eq. 3); FedCola's script 1")
     batch_size: int = Field(default=128, ge=2, description="public samples per step of local training")
-
-    @property
-    def of_creamfl(self) -> Contrast:
-        """CreamFL's contrasts at the temperature of FedCola's script."""
-        return Contrast(weight=self.weight, inter=InterModal(tau=0.5), intra=IntraModal(tau=0.5))
 
 
 class CreamFLAveraged(FedAvg):
@@ -110,9 +93,9 @@ class CreamFLAveraged(FedAvg):
         means = server.new_means(self.averaging, cohort)
         for reply in cohort.ask(  # 6-8
             self.fit,
-            like={"representations": each(lambda client: rows.of(client) if _is_single(client) else nothing)},
+            like={"representations": each(lambda client: rows.of(client) if len(client.modalities) == 1 else nothing)},
             weights=each(server.weights_for),
-            representations=each(lambda client: pairs if _is_single(client) else nothing),
+            representations=each(lambda client: pairs if len(client.modalities) == 1 else nothing),
         ):
             means[reply.type].add(reply.weights, reply.num_examples)
             exchange.add(reply, reply.representations)  # 9 and 12: Eq. 4-6
@@ -141,17 +124,11 @@ class CreamFLAveraged(FedAvg):
 
     def contrasting(self, client: Client, server_outputs: Mapping[str, Tensor], settings: StepContrast) -> Regulariser:
         """gamma (l_inter + l_intra) of a public batch, the next at every step (CreamFL, Eq. 1-3)."""
-        contrast, previous = settings.of_creamfl, Stored(client.represent(client.public_set, list(server_outputs)))
+        # CreamFL's, at the temperature of FedCola's script
+        contrast = Contrast(weight=settings.weight, inter=InterModal(tau=0.5), intra=IntraModal(tau=0.5))
+        previous = Stored(client.represent(client.public_set, list(server_outputs)))
         targets = contrast.targets(client, _PUBLIC, server_outputs)
         # passes without end, as private steps may outnumber public batches; each pass draws anew
         passes = (client.public_batches(f"contrast-{number}", settings.batch_size) for number in count())
         batches = chain.from_iterable(passes)
-
-        def regularise(model: Embedder, batch: Batch) -> Tensor:
-            return settings.weight * contrast.loss(client, next(batches), targets, previous)
-
-        return regularise
-
-
-def _is_single(client: ClientInfo) -> bool:
-    return len(client.modalities) == 1
+        return lambda model, batch: settings.weight * contrast.loss(client, next(batches), targets, previous)

@@ -20,7 +20,6 @@ from polyfed.aggregation.weighting import Variance
 from polyfed.algorithms.algorithm import (
     Client,
     Cohort,
-    Lifetime,
     LocalEpochs,
     Reply,
     Representations,
@@ -84,7 +83,6 @@ class FedET(TaughtServer):
 
     has_global_models: ClassVar[bool] = True
     learns_by_fit: ClassVar[bool] = True
-    keeps: ClassVar[Mapping[str, Lifetime]] = {}
     takes_late_replies: ClassVar[bool] = True
     learns_parts: ClassVar[bool] = False
 

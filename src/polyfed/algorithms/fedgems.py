@@ -14,23 +14,14 @@ from polyfed.aggregation.distinct import Distinct
 from polyfed.aggregation.ensemble import Ensembled
 from polyfed.aggregation.statistics import row_statistics
 from polyfed.aggregation.weighting import Entropy
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    FederationPlan,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
-from polyfed.algorithms.shared.distiller import target_distances
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
+from polyfed.algorithms.shared.distiller import PublicServer, target_distances
 from polyfed.algorithms.shared.public_exchange import PublicExchange
 from polyfed.algorithms.shared.teacher import Teacher
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
+from polyfed.federation.plan import FederationPlan
 from polyfed.losses.contrast import inter_modal
 from polyfed.losses.distillation import similarity_kl
 from polyfed.models.model import CachedModel
@@ -66,7 +57,7 @@ class ServerPasses(Settings):
     weight: float = Field(default=1.0, ge=0, description="factor of the divergence from the teachers")
 
 
-class FedGEMS(Algorithm):
+class FedGEMS(PublicServer):
     """Federated learning of larger server models via selective knowledge fusion (Cheng et al., arXiv 2110.11027).
 
     A round: a client trains on its own data, then on the exchanged public samples with eps x task + (1 - eps) x
@@ -90,8 +81,6 @@ class FedGEMS(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
     takes_late_replies: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs per round")
     epsilon: float = Field(default=0.75, ge=0, le=1, description="share of the task where there is a teacher")
@@ -113,16 +102,12 @@ class FedGEMS(Algorithm):
 
     def require(self, plan: FederationPlan) -> None:
         super().require(plan)
-        self.public.require(plan)
         if len(plan.server_modalities) < 2:
             raise ConfigError(
                 f"algorithm fedgems matches modalities, but server.model encodes {plan.server_modalities}; add an "
                 "encoder"
             )
         self.teacher.require(plan)
-
-    def setup(self, server: Server) -> None:
-        self.public.require_samples(server)
 
     # ---- server half
 

@@ -12,18 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    Cohort,
-    FederationPlan,
-    Lifetime,
-    Reply,
-    Representations,
-    Server,
-    client_step,
-)
-from polyfed.algorithms.shared.distiller import ServerTask
+from polyfed.algorithms.algorithm import Client, Cohort, Lifetime, Reply, Representations, Server, client_step
+from polyfed.algorithms.shared.distiller import PublicServer, ServerTask
 from polyfed.algorithms.shared.local_losses import Byol, SecondViews, random_views
 from polyfed.algorithms.shared.public_exchange import Exchange, PublicExchange, clip_row_norms, fixed_sample
 from polyfed.algorithms.shared.teacher import HEAT_MAP_SAMPLES
@@ -64,7 +54,7 @@ class StudentPasses(Settings):
     )
 
 
-class FedMKD(Algorithm):
+class FedMKD(PublicServer):
     """Multi-teacher knowledge distillation on unlabelled public data (FedMKD, NeurIPS 2024).
 
     Clients train on their own tasks and return their representations of the exchanged samples. The server's model
@@ -87,8 +77,6 @@ class FedMKD(Algorithm):
 
     keeps: ClassVar[Mapping[str, Lifetime]] = {"model": Lifetime.RUN, "optimizer": Lifetime.RUN}
     learns_by_fit: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
 
     local_epochs: int = Field(default=5, ge=1, description="E, local epochs per round")
     byol: Byol | None = Byol(weight=0.1)
@@ -108,13 +96,6 @@ class FedMKD(Algorithm):
     @property
     def server_passes(self) -> int:
         return (self.task.epochs if self.task else 0) + (self.distiller.epochs if self.distiller else 0)
-
-    def require(self, plan: FederationPlan) -> None:
-        super().require(plan)
-        self.public.require(plan)
-
-    def setup(self, server: Server) -> None:
-        self.public.require_samples(server)
 
     # ---- server half
 

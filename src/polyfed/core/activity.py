@@ -86,17 +86,9 @@ def heard_by(callback: Callback) -> Iterator[None]:
         _AUDIENCE.reset(token)
 
 
-def _report(event: Event) -> None:
+def report(event: Event) -> None:
     if (audience := _AUDIENCE.get()) is not None:
         audience.callback.handle(event)
-
-
-def client_started(client: str, step: str) -> None:
-    _report(ClientStarted(client, step))
-
-
-def at_work(participant: str, what: str) -> None:
-    _report(Working(participant, what))
 
 
 def preparing(what: str) -> None:

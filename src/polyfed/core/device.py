@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -50,11 +50,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _default_threads(value: Any) -> Any:
-    return min(2, usable_cores()) if value is None else value
-
-
-Threads = Annotated[int, BeforeValidator(_default_threads), Field(ge=1)]
+Threads = Annotated[int, BeforeValidator(lambda value: min(2, usable_cores()) if value is None else value), Field(ge=1)]
 """CPU threads; null: as many as there are cores, at most two: more gain little for what polyfed trains on CPUs."""
 
 

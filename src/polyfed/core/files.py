@@ -48,7 +48,6 @@ def require_plain(folder: Path, *, inside: Container[str] | None = None) -> None
 
     Raises:
         RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
-        RunError: it holds a pipe, a device or a socket, or a link that leads elsewhere.
     """
     top = folder.resolve()
     for place, folders, names in os.walk(top):

@@ -29,25 +29,21 @@ def isolated(*parts: int | str) -> Iterator[None]:
     Layers such as dropout, and weight initialisation, draw from the global generators; inside this block what they
     draw depends on ``parts`` alone, not on what ran before.
     """
-    kept, (gpus, _) = torch.default_generator.get_state(), _backends()
+    kept, (gpus, is_apple) = torch.default_generator.get_state(), _backends()
     kept_on = {gpu: torch.cuda.get_rng_state(gpu) for gpu in range(gpus)}
-    _seed_all(derive_seed(*parts))
+    seed = derive_seed(*parts)
+    # torch.manual_seed, but only for backends that are there: the others take 20 times as long as the CPU's own
+    torch.default_generator.manual_seed(seed)
+    if gpus:
+        torch.cuda.manual_seed_all(seed)
+    if is_apple:
+        torch.mps.manual_seed(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(kept)
         for gpu, state in kept_on.items():
             torch.cuda.set_rng_state(state, gpu)
-
-
-def _seed_all(seed: int) -> None:
-    # torch.manual_seed, but only for backends that are there: the others take 20 times as long as the CPU's own
-    torch.default_generator.manual_seed(seed)
-    gpus, is_apple = _backends()
-    if gpus:
-        torch.cuda.manual_seed_all(seed)
-    if is_apple:
-        torch.mps.manual_seed(seed)
 
 
 @functools.cache  # to ask takes longer than to seed

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from polyfed.core.activity import client_started
+from polyfed.core.activity import ClientStarted, report
 from polyfed.core.errors import PayloadError
 from polyfed.engines.engine import EngineSettings, Hosting
 from polyfed.engines.site import Site
@@ -52,7 +52,7 @@ class LocalEngine:
         """Run the step client by client; see ``Engine.exchange``. Lateness is decided once a step has ended."""
         for request in requests:
             started = time.monotonic()
-            client_started(request.client, request.step)
+            report(ClientStarted(request.client, request.step))
             try:
                 answer = self._crossed(self.site.answer(self._crossed(request)))
             except PayloadError as error:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from pydantic import Field
 
-from polyfed.core.activity import client_started, preparing
+from polyfed.core.activity import ClientStarted, preparing, report
 from polyfed.core.errors import ConfigError, ExchangeError, PayloadError, PolyfedError
 from polyfed.core.extras import how_to_install
 from polyfed.engines.engine import EngineSettings, Hosting, PortableSite
@@ -431,7 +431,7 @@ class _RoundTrip:
         for worker in [worker for worker in self.pool.workers if busy.count(worker) < 2]:
             if batch := self.schedule.take(len(self.pool.workers)):
                 for number in batch:
-                    client_started(self.requests[number].client, self.requests[number].step)
+                    report(ClientStarted(self.requests[number].client, self.requests[number].step))
                 asked = [(self.requests[number].client, self.envelopes[number]) for number in batch]
                 frames = sorted({place for _, envelope in asked for place in envelope.places})
                 future = worker.run.remote(asked, frames, *map(self._place, frames))

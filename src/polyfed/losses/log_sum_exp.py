@@ -221,10 +221,8 @@ def log_partition(
     >>> round(float(out.exp()), 3)
     2.0
     """
-    value = _LogPartition.apply(  # type: ignore[no-untyped-call]
-        u, anchors, positive, tau, items, include_self, chunk, counts
-    )
-    return cast("Tensor", value)
+    value: Tensor = cast("Any", _LogPartition).apply(u, anchors, positive, tau, items, include_self, chunk, counts)
+    return value
 
 
 class _LogPartition(torch.autograd.Function):
@@ -255,7 +253,12 @@ class _LogPartition(torch.autograd.Function):
             else:
                 running.add(logits, counts=times)
         if seen is not None:
-            _add_own(running, u, anchors[positive], tau, seen)
+            own = anchors[positive]
+            logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
+            if isinstance(running, RunningSoftmaxMean):
+                running.add_vectors(logit, own, seen)
+            else:
+                running.add(logit[:, None], counts=seen[:, None])
         if isinstance(running, RunningSoftmaxMean):
             # [b, d], all that the backward pass needs: it runs over no anchor again
             ctx.save_for_backward(running.mean(tau))
@@ -277,11 +280,3 @@ def _own_copies(
     if include_self:
         return None
     return torch.zeros_like(positive, dtype=torch.float32) if counts is None else counts[positive] - 1
-
-
-def _add_own(running: RunningLogSumExp, u: Tensor, own: Tensor, tau: float, seen: Tensor) -> None:
-    logit = (u * own).sum(1).div_(tau).masked_fill_(seen == 0, -math.inf)
-    if isinstance(running, RunningSoftmaxMean):
-        running.add_vectors(logit, own, seen)
-    else:
-        running.add(logit[:, None], counts=seen[:, None])

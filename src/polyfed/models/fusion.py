@@ -121,9 +121,6 @@ class PositionNorm(nn.BatchNorm1d):
     num_batches_tracked: Tensor
     momentum: float
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-
     def forward(self, input: Float[Tensor, "*b c"], mask: Bool[Tensor, "*b"] | None = None) -> Float[Tensor, "*b c"]:
         """Normalised features; ``mask`` is true where valid, and matters only in training."""
         if self.training and mask is not None:

@@ -72,7 +72,7 @@ def patches_of(encoder: BlocksModule, x: Float[Tensor, "b ..."]) -> Float[Tensor
 
 def encode_visible(encoder: BlocksModule, x: Float[Tensor, "b ..."], masking: Masking) -> Float[Tensor, "b s w"]:
     """CLS and the visible patches after the blocks, which see nothing else."""
-    tokens, _ = encoder.tokens(x)
+    tokens, _ = encoder.embedding(x)
     # positions are added before patches are left out, or they would be lost
     lead, patches = tokens[:, : encoder.embedding.prefix], tokens[:, encoder.embedding.prefix :]
     seen = patches.gather(1, masking.visible[..., None].expand(-1, -1, patches.shape[-1]))

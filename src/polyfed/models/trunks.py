@@ -195,8 +195,8 @@ class NetworkTrunk(nn.Module):
     def prompt(self, positions: PromptPositions) -> None:
         """Make room for vectors that a part of the network puts among the embedded input."""
         self.prompts = positions
-        if self.padding is not None:
-            self.padding.leave_room(positions.length)
+        if self.padding is not None and self.padding.room is not None:
+            self.padding.room -= positions.length  # texts are padded to that many fewer
 
     def forward(self, x: Tensor) -> LocalFeatures:
         x, mask = self._with_mask(x)
@@ -253,10 +253,6 @@ class Padding:
         end = len(spec.vocabulary) - 1 if config.eos_token_id == 2 else config.eos_token_id
         ends = str(config.model_type).startswith("clip") and spec.pad == end
         return cls(spec.pad, getattr(config, "max_position_embeddings", None), ends=ends, full=reads_padding(config))
-
-    def leave_room(self, positions: int) -> None:
-        """Pad texts to ``positions`` fewer."""
-        self.room = None if self.room is None else self.room - positions
 
     def of(self, ids: Tensor) -> tuple[Tensor, Bool[Tensor, "b l"] | None]:
         """Ids as the network takes them, and their mask; None: all are read."""

@@ -457,22 +457,16 @@ class Natural(Partition):
             given = f"{clients} clients, but the items are of {len(classes)} classes"
             remedy = f"use at most {len(classes)} clients, or more columns under 'of'"
             raise ConfigError(f"partition 'natural': {given}; {remedy}")
-        holder = _holders(np.bincount(class_index, weights=units.sizes).astype(np.int64), clients)
+        amounts = np.bincount(class_index, weights=units.sizes).astype(np.int64)
+        holder, held = np.zeros(len(classes), dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        for rank, label in enumerate(np.argsort(-amounts, kind="stable")):
+            # the last of several clients that hold least
+            client = rank if rank < clients else clients - 1 - int(held[::-1].argmin())
+            holder[label] = client
+            held[client] += amounts[label]
         parts = [rng.permutation(np.flatnonzero(holder[class_index] == client)) for client in range(clients)]
         sizes = [int(units.sizes[part].sum()) for part in parts]
         if min(sizes) < self.min_size:
             given = f"min_size={self.min_size}, but {len(sizes)} clients would hold {sizes} items"
             raise ConfigError(f"partition 'natural': {given}; lower min_size or use fewer clients")
         return parts
-
-
-def _holders(sizes: Indices, clients: int) -> Indices:
-    """The client of each class, given the classes' numbers of items."""
-    holder = np.zeros(len(sizes), dtype=np.int64)
-    held = np.zeros(clients, dtype=np.int64)
-    for rank, label in enumerate(np.argsort(-sizes, kind="stable")):
-        # the last of several clients that hold least
-        client = rank if rank < clients else clients - 1 - int(held[::-1].argmin())
-        holder[label] = client
-        held[client] += sizes[label]
-    return holder

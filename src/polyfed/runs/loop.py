@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.core.activity import at_work
+from polyfed.core.activity import Working, report
 from polyfed.core.errors import RunError
 from polyfed.core.randomness import isolated
 from polyfed.core.version import __version__
@@ -117,7 +117,7 @@ class Loop:
             self.measure_server()
             self.measure_clients(number, ledger)
         self.cohorts.tell_costs(number)
-        at_work(SERVER, "saving the round")
+        report(Working(SERVER, "saving the round"))
         self._complete(number, ledger, time.monotonic() - started, replies)
 
     def _complete(self, number: int, ledger: Ledger, seconds: float | None, replies: int) -> None:
@@ -136,7 +136,7 @@ class Loop:
         for name, samples in (("validation", self.server.validation), ("test", self.server.test)):
             if samples is None or not self.server.has_model:
                 continue
-            at_work(SERVER, f"measuring ({name})")
+            report(Working(SERVER, f"measuring ({name})"))
             metrics = self.server.evaluate(samples)
             known = metrics.intervals() if name == "test" and isinstance(metrics, TaskScores) else {}
             primary = self.server.task.primary

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.algorithms.algorithm import Client
 from polyfed.algorithms.shared.public_exchange import PublicExchange
@@ -15,7 +16,6 @@ from polyfed.algorithms.shared.public_training import Pair
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
 from polyfed.federation.settings import TrainingSettings, require_no_batch_size
-from polyfed.federation.trainer import Trainer
 from polyfed.losses.adversarial import Discriminator, EncoderForm, discriminator_loss, encoder_loss
 from polyfed.models.model import Model
 from polyfed.optim.settings import OptimizerSettings
@@ -74,34 +74,21 @@ class AdversarialAlignment(Settings):
     def against(self, client: Client, batch: Batch, server_outputs: Mapping[str, Tensor]) -> Tensor:
         """Takes a step of the discriminators; returns beta L_adv of the encoders on the same public batch."""
         local = self.local_representations(client, batch, server_outputs)
+
+        def over_levels(loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> Tensor:
+            levels = self.levels(client, local, server_outputs)
+            return torch.stack([loss(judge, real[batch.index], local[name]) for name, judge, real in levels]).sum()
+
         # the released code scales the discriminators' loss by beta as well
         factor = self.weight if self.update == "alternate" else 1.0
-        self.discriminator_trainer(client).step(factor * self.discriminating(client, batch, local, server_outputs))
-        return self.weight * self.alignment_loss(client, batch, local, server_outputs)
-
-    def discriminating(
-        self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Loss of the discriminators: -L_adv, summed over modalities and levels."""
-        parts = [
-            discriminator_loss(judge, real[batch.index], local[modality])
-            for modality, judge, real in self.levels(client, local, server_outputs)
-        ]
-        return torch.stack(parts).sum()
-
-    def alignment_loss(
-        self, client: Client, batch: Batch, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Loss of the encoders: L_adv = mean_k (L_in + L_cr), summed over the client's modalities."""
-        parts = [
-            encoder_loss(judge, real[batch.index], local[modality], self.loss)
-            for modality, judge, real in self.levels(client, local, server_outputs)
-        ]
-        return torch.stack(parts).sum()
+        own = client.trainer("discriminator", self.training, lambda name: name.startswith(f"extras.{DISCRIMINATORS}"))
+        own.step(factor * over_levels(discriminator_loss))  # -L_adv, summed over modalities and levels
+        # L_adv = mean_k (L_in + L_cr), summed over the client's modalities
+        return self.weight * over_levels(partial(encoder_loss, form=self.loss))
 
     def levels(
         self, client: Client, local: Mapping[str, Tensor], server_outputs: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, torch.nn.Module, Tensor]]:
+    ) -> Iterator[tuple[str, nn.Module, Tensor]]:
         """Yields (modality, discriminator, its real representations): the same modality, then each other one."""
         for modality in local:
             name = "every" if self.shared else modality
@@ -116,10 +103,6 @@ class AdversarialAlignment(Settings):
         """Maps modalities that the server encodes too to representations [b, d] of a public batch, with gradient."""
         with client.autocast():
             return {name: client.model.represent(name, x) for name, x in batch.inputs.items() if name in server_outputs}
-
-    def discriminator_trainer(self, client: Client) -> Trainer:
-        """The optimiser of the discriminators."""
-        return client.trainer("discriminator", self.training, lambda name: name.startswith(f"extras.{DISCRIMINATORS}"))
 
     def batches(
         self, client: Client, public: PublicExchange, server_outputs: Mapping[str, Tensor], epoch: int

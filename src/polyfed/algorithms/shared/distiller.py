@@ -12,14 +12,7 @@ from torch import Tensor
 
 from polyfed.aggregation.ensemble import Ensembled, Rows, relational_losses
 from polyfed.algorithms.algorithm import Algorithm, FederationPlan, Server
-from polyfed.algorithms.shared.public_exchange import (
-    GALLERY,
-    PublicExchange,
-    fixed_sample,
-    of_part,
-    part_of,
-    row_shares,
-)
+from polyfed.algorithms.shared.public_exchange import PublicExchange, fixed_sample, learnt, of_part, row_shares
 from polyfed.algorithms.shared.teacher import Ensembles, Teacher
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
@@ -94,7 +87,7 @@ class Distiller(Settings):
         joint = is_joint(task)
         if not targets and not joint:
             return
-        targets = {name: target for name, target in targets.items() if part_of(name) != GALLERY}
+        targets = learnt(targets)
         exchanged = of_part(targets)
         server.record(**self.distances(server, public, exchanged, diagnostic_samples, "before"))
         trainer, size = (server.trainer(), server.training.batch_size) if joint else self.trainer(server)
@@ -221,19 +214,40 @@ def require_learning(
         raise ValueError("distiller.optimizer and .training have no effect with task.order joint; leave them out")
 
 
-class TaughtServer(Algorithm):
-    """A method whose server learns on the public set P: its own task, and an ensemble of clients' representations.
+class PublicServer(Algorithm):
+    """A method whose server learns on the public set P, from representations of it that clients return."""
+
+    needs_public: ClassVar[bool] = True
+    needs_server: ClassVar[bool] = True
+    learns_parts: ClassVar[bool] = False
+    """True if the server also learns from public samples without a partner."""
+
+    if TYPE_CHECKING:  # each method has it with defaults of its own
+        public: PublicExchange
+
+    def require(self, plan: FederationPlan) -> None:
+        """Check the federation, see ``Algorithm``, and that the public set suits it."""
+        super().require(plan)
+        self.public.require(plan, learns_parts=self.learns_parts)
+
+    def setup(self, server: Server) -> None:
+        """Check that the public set has what the method exchanges.
+
+        Raises:
+            ConfigError: The public set is too small.
+        """
+        self.public.require_samples(server)
+
+
+class TaughtServer(PublicServer):
+    """A method whose server learns its own task, and an ensemble of clients' representations of the public set P.
 
     Its ``round`` is made of ``exchange``, whose replies become targets, ``train_task`` and ``distil``.
     """
 
-    needs_public: ClassVar[bool] = True
-    needs_server: ClassVar[bool] = True
     learns_parts: ClassVar[bool] = True
-    """True if the server also learns from public samples without a partner."""
 
-    if TYPE_CHECKING:  # each method has them with defaults of its own
-        public: PublicExchange
+    if TYPE_CHECKING:
         teacher: Teacher
         task: ServerTask | None
         distiller: Distiller | None
@@ -254,18 +268,9 @@ class TaughtServer(Algorithm):
         return own + (self.distiller.epochs if self.distiller is not None else 0)
 
     def require(self, plan: FederationPlan) -> None:
-        """Check the federation, see ``Algorithm``, and that the public set and the teacher suit it."""
+        """Check the federation, see ``PublicServer``, and that the teacher suits it."""
         super().require(plan)
-        self.public.require(plan, learns_parts=self.learns_parts)
         self.teacher.require(plan)
-
-    def setup(self, server: Server) -> None:
-        """Check that the public set has what the method exchanges.
-
-        Raises:
-            ConfigError: The public set is too small.
-        """
-        self.public.require_samples(server)
 
     def exchange(self, server: Server, *, largest: float = 1.0) -> Ensembles:
         """Begin the exchange of a round; with ``task.order: first`` the server trains its task before it.

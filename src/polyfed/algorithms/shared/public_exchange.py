@@ -13,22 +13,14 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.aggregation.distinct import distinct_count, packed, unpacked
-from polyfed.algorithms.algorithm import (
-    Client,
-    ClientInfo,
-    Cohort,
-    FederationPlan,
-    Reply,
-    Representations,
-    Server,
-    each,
-)
+from polyfed.algorithms.algorithm import Client, ClientInfo, Cohort, Reply, Representations, Server, each
 from polyfed.algorithms.shared.public_training import Pair, interleave
 from polyfed.core.errors import ConfigError, PayloadError
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch, Samples
 from polyfed.federation.participant import Participant
+from polyfed.federation.plan import FederationPlan
 from polyfed.models.model import Embedder
 from polyfed.wire.schema import schema_of
 
@@ -53,6 +45,11 @@ def part_of(output: str) -> str:
 def of_part(outputs: Mapping[str, T], part: str = "") -> dict[str, T]:
     """Maps modalities to the outputs of one part of the public set, by default of its pairs."""
     return {modality_of(name): value for name, value in outputs.items() if part_of(name) == part}
+
+
+def learnt(outputs: Mapping[str, T]) -> dict[str, T]:
+    """The outputs from which participants learn: not those of the gallery, on which teacher and server are compared."""
+    return {name: value for name, value in outputs.items() if part_of(name) != GALLERY}
 
 
 class PublicExchange(Settings):

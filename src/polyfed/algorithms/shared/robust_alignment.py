@@ -11,20 +11,11 @@ from torch import Tensor
 
 from polyfed.aggregation.mean import WeightedMean
 from polyfed.aggregation.robust import SMALLEST_WEIGHT, Divergence, chi_square, mirror_step_of
-from polyfed.algorithms.algorithm import (
-    Algorithm,
-    Client,
-    ClientInfo,
-    FederationPlan,
-    LocalEpochs,
-    LocalSteps,
-    Reply,
-    Server,
-    Weights,
-)
+from polyfed.algorithms.algorithm import Algorithm, Client, ClientInfo, LocalEpochs, LocalSteps, Reply, Server, Weights
 from polyfed.core.errors import ConfigError
 from polyfed.core.settings import Settings
 from polyfed.data.samples import Batch
+from polyfed.federation.plan import FederationPlan
 from polyfed.federation.trainer import Regulariser
 from polyfed.losses.distillation import GuidanceReduction, squared_distance
 from polyfed.losses.info_nce import info_nce

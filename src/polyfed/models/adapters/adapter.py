@@ -296,7 +296,7 @@ class Prompts(Adapter):
                 "reads the first position, a prompt's; set pooling to cls or mean, or adapter.place to behind"
             )
         words: nn.Embedding = body.get_input_embeddings()
-        _hold(words, self._first_values(words, folder, context), _in_place_of_fillers, at)
+        _hold(words, self._first_values(words, folder, context), at, self.length)
         trunk.prompt(PromptPositions(at, self.length, plain_ids(body.config, trunk)[0]))
 
     def _attach_to_images(self, trunk: NetworkTrunk, body: Any) -> None:
@@ -320,7 +320,7 @@ class Prompts(Adapter):
         # VPT's range; the patches' embedding is drawn alike
         sides = config.patch_size if isinstance(config.patch_size, list | tuple) else (config.patch_size,) * 2
         limit = math.sqrt(6 / (getattr(config, "num_channels", 3) * math.prod(sides) + width))
-        _hold(body.embeddings, torch.empty(self.length, width).uniform_(-limit, limit), _between, 1)
+        _hold(body.embeddings, torch.empty(self.length, width).uniform_(-limit, limit), 1, 0)
         trunk.prompt(PromptPositions(1, self.length, None))
 
     def _first_values(self, words: nn.Embedding, folder: Path, context: DataContext) -> Float[Tensor, "p e"]:
@@ -360,20 +360,16 @@ def require_prompts(names: Iterable[str], method: str) -> None:
         )
 
 
-def _hold(part: Any, values: Tensor, insert: Any, at: int) -> None:
-    part.prompts, part.prompts_at = nn.Parameter(values), at
+def _hold(part: Any, values: Tensor, at: int, fillers: int) -> None:
+    part.prompts, part.prompts_at, part.fillers = nn.Parameter(values), at, fillers
     # a hook changes neither the names of frozen tensors nor the weights that other code reads of the part
-    part.register_forward_hook(insert)
+    part.register_forward_hook(_inserted)
 
 
-def _in_place_of_fillers(words: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> Float[Tensor, "b l e"]:
-    at, prompts = words.prompts_at, words.prompts.to(embedded.dtype).expand(len(embedded), -1, -1)
-    return torch.cat([embedded[:, :at], prompts, embedded[:, at + prompts.shape[1] :]], 1)
-
-
-def _between(embeddings: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> Float[Tensor, "b m e"]:
-    prompts = embeddings.prompts.to(embedded.dtype).expand(len(embedded), -1, -1)
-    return torch.cat([embedded[:, : embeddings.prompts_at], prompts, embedded[:, embeddings.prompts_at :]], 1)
+def _inserted(part: Any, inputs: Any, embedded: Float[Tensor, "b l e"]) -> Float[Tensor, "b m e"]:
+    """Embedded tokens or patches with the prompts among them, in place of as many fillers as there are."""
+    at, prompts = part.prompts_at, part.prompts.to(embedded.dtype).expand(len(embedded), -1, -1)
+    return torch.cat([embedded[:, :at], prompts, embedded[:, at + part.fillers :]], 1)
 
 
 def plain_ids(config: Any, trunk: NetworkTrunk, count: int = 1) -> list[int]:

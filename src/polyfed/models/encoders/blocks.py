@@ -15,7 +15,7 @@ from polyfed.core.errors import ConfigError
 from polyfed.data.backbones import load, locate
 from polyfed.data.view import DataContext, InputSpec, View
 from polyfed.data.views.pixels import Pixels
-from polyfed.models.blocks import EPS, Embedded, Embedding, FinalNorm, PatchEmbedding, embedding_of, initialise, stack
+from polyfed.models.blocks import EPS, Embedding, FinalNorm, PatchEmbedding, embedding_of, initialise, stack
 from polyfed.models.encoder import Encoder, check_channels
 from polyfed.models.towers import LocalFeatures, Positions, masked_mean
 
@@ -138,10 +138,6 @@ class BlocksModule(nn.Module):
         """The same without its projection, input -> ``LocalFeatures``, and the width w of its tokens."""
         return BlocksTrunk(self), self.embedding.width
 
-    def tokens(self, x: Tensor) -> Embedded:
-        embedded: Embedded = self.embedding(x)
-        return embedded
-
     def encode(self, tokens: Float[Tensor, "b l w"], mask: Bool[Tensor, "b l"] | None = None) -> Float[Tensor, "b l w"]:
         """Tokens after the blocks and the final norm; any subset of tokens is allowed, as in a masked autoencoder."""
         # FedCola's code includes padding; pooling leaves it out in any case
@@ -153,12 +149,12 @@ class BlocksModule(nn.Module):
 
     def forward(self, x: Tensor) -> Float[Tensor, "b d"]:
         """Embedding, not normalised."""
-        tokens, mask = self.tokens(x)
+        tokens, mask = self.embedding(x)
         pooled = self._pooled(self.encode(tokens, mask), mask)
         return pooled if self.project is None else self.project(pooled)
 
     def positions(self, x: Tensor) -> Positions:
-        tokens, mask = self.tokens(x)
+        tokens, mask = self.embedding(x)
         own = self.encode(tokens, mask)[:, self.embedding.prefix :]
         return own if self.project is None else self.project(own), self._own(mask)
 
@@ -188,7 +184,7 @@ class BlocksTrunk(nn.Module):
         self.blocks = encoder
 
     def forward(self, x: Tensor) -> LocalFeatures:
-        tokens, mask = self.blocks.tokens(x)
+        tokens, mask = self.blocks.embedding(x)
         return self.blocks.local(self.blocks.encode(tokens, mask), mask)
 
 

@@ -1,12 +1,17 @@
+"""Losses of masks and of classes, and BYOL, against plain loops."""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from polyfed.losses.classification import class_separation, margin_cross_entropy
 from polyfed.losses.segmentation import cross_entropy_dice, focal, focal_dice, soft_dice
+from polyfed.losses.self_supervised import Predictor, TargetNetwork, byol, symmetric_byol
 
 
 def some(seed: int = 0, shape: tuple[int, ...] = (3, 4, 5)) -> tuple[Tensor, Tensor]:
@@ -100,3 +105,92 @@ def test_cross_entropy_with_dice_is_the_formula(over: str, background: bool, wei
     masks[masks == 3], masks[2] = 255, 255  # left out, also a full image
     made = cross_entropy_dice(logits, masks.to(torch.uint8), dice_weight=weight, over=over, background=background)
     assert float(made) == pytest.approx(naive_cross_entropy_dice(logits, masks, over, background, weight), rel=1e-5)
+
+
+# ---- classes: margins and separation
+
+
+def test_margin_equals_loops():
+    torch.manual_seed(4)
+    logits, labels = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0])
+    losses = []
+    for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+        z[y] -= 4
+        losses.append(math.log(sum(map(math.exp, z))) - z[y])
+    assert float(margin_cross_entropy(logits, labels, 4.0)) == pytest.approx(sum(losses) / 5)
+
+
+def test_margin_zero_is_plain_cross_entropy_and_leaves_the_logits_alone():
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    before = logits.clone()
+    assert torch.equal(margin_cross_entropy(logits, labels, 0.0), F.cross_entropy(logits, labels))
+    margin_cross_entropy(logits, labels, 4.0)
+    assert torch.equal(logits, before)
+
+
+def test_separation_by_hand():
+    weight = torch.tensor([[1.0, -5.0], [1.0, 2.0]])
+    # relu(W) relu(W)^T = [[1, 1], [1, 5]]
+    expected = (math.log(2) + math.log(1 + math.exp(-4))) / 2
+    assert float(class_separation(weight)) == pytest.approx(expected, rel=1e-5)
+
+
+# ---- BYOL, its predictor and its target network
+
+
+def by_loops(predictions, targets):
+    values = []
+    for p, t in zip(predictions.tolist(), targets.tolist(), strict=True):
+        dot = sum(a * b for a, b in zip(p, t, strict=True))
+        norms = math.sqrt(sum(a * a for a in p)) * math.sqrt(sum(b * b for b in t))
+        values.append(2 - 2 * dot / norms)
+    return sum(values) / len(values)
+
+
+@pytest.fixture
+def four():
+    torch.manual_seed(5)
+    return [torch.randn(6, 4, dtype=torch.float64) for _ in range(4)]
+
+
+def test_equals_loops(four):
+    p, t, *_ = four
+    assert float(byol(p, t)) == pytest.approx(by_loops(p, t), abs=1e-12)
+
+
+def test_each_view_predicts_the_other(four):
+    p1, p2, t1, t2 = four
+    expected = by_loops(p1, t2) + by_loops(p2, t1)
+    assert float(symmetric_byol((p1, p2), (t1, t2))) == pytest.approx(expected, abs=1e-12)
+
+
+def test_is_finite_at_zero(four):
+    assert float(byol(torch.zeros(2, 4), four[0][:2].float())) == pytest.approx(2)
+
+
+def test_the_predictor_exchanges_parameters_only_and_works_on_its_batch():
+    predictor = Predictor(8, 16)
+    assert set(predictor.state_dict()) == {name for name, _ in predictor.named_parameters()}
+    assert sum(value.numel() for value in predictor.parameters()) == 8 * 16 + 2 * 16 + 16 * 8 + 8
+    x = torch.randn(4, 8)
+    hidden = x @ predictor[0].weight.T
+    normed = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
+    expected = normed.relu() @ predictor[3].weight.T + predictor[3].bias
+    assert torch.allclose(predictor.eval()(x), expected, atol=1e-5)
+
+
+def test_the_target_starts_equal_and_follows_slowly():
+    online = {"a": nn.Linear(3, 2), "b": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))}
+    target = TargetNetwork(online, momentum=0.9)
+    before = {name: value.clone() for name, value in target.named_parameters()}
+    with torch.no_grad():
+        for module in online.values():
+            for value in module.parameters():
+                value += 1
+    online["b"][1].running_mean += 5
+    target.follow()
+    target.follow()
+    for name, value in target.named_parameters():
+        assert not value.requires_grad
+        assert torch.allclose(value, before[name] + 0.1 + 0.9 * 0.1, atol=1e-6), name
+    assert target["b"][1].running_mean.abs().sum() == 0
