@@ -250,7 +250,7 @@ def main() -> int:
     rows = [row for row in options.rows.split(";") if row]
     for name in options.only.split(",") if rows else ():
         if not name:
-            parser.error("--rows: say of which study with --only")
+            parser.error("--rows: give their study as --only")
         known = Task(name).rows
         if strange := [row for row in rows if row not in known]:
             parser.error(f"--rows '{strange[0]}' of {name}: {nearest(strange[0], known)}")
