@@ -55,6 +55,9 @@ def all_boards(recorded: Sequence[StudyRecord]) -> dict[str, StudyRecord]:
     }
 
 
+_NAMED = 6  # rows that a sentence names
+
+
 def short_table(recorded: Sequence[StudyRecord]) -> str:
     """Share of the gap with costs, a column a board: its ends, FedAvg, change distillation, CreamFL, the best other."""
     known = all_boards(recorded)
@@ -66,7 +69,7 @@ def short_table(recorded: Sequence[StudyRecord]) -> str:
     lines += [[row, *(_short(one, row) for one in known.values())] for row in sorted(rows, key=order.__getitem__)]
     left = {board_name(one): (not_run(one), len(one.study.rows)) for one in known.values()}
     texts = [
-        f" {title[0].upper()}{title[1:]}: {'all rows' if len(own) >= count - 1 else '; '.join(own)}."
+        f" {title[0].upper()}{title[1:]}: {'; '.join(own) if len(own) <= _NAMED else f'{len(own)} of {count} rows'}."
         for title, (own, count) in left.items()
         if own
     ]
