@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -60,9 +61,7 @@ def test_a_run_is_shown_and_stored_under_its_name_and_seed(cli: Cli, config: Pat
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """Experiments that would be run, and their folders."""
     runs: Started = []
-    monkeypatch.setattr(
-        "polyfed.reporting.api.run", lambda experiment, folder, callbacks: runs.append((folder, experiment))
-    )
+    monkeypatch.setattr("polyfed.reporting.api.run", lambda one, folder, callbacks: runs.append((folder, one)))
     return runs
 
 
@@ -191,21 +190,9 @@ open_run("0").to_pandas()
 # ---- interruptions and surprises
 
 
-def raising(*errors: BaseException) -> Callable[..., None]:
-    """Raises one error after the other."""
-    left = iter(errors)
-
-    def fail(*_: object) -> None:
-        raise next(left)
-
-    return fail
-
-
-def test_an_interrupted_run_names_the_command_that_continues(
-    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_names_what_continues(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "round", raising(KeyboardInterrupt()))
+        patch.setattr(Loop, "round", Mock(side_effect=KeyboardInterrupt))
         code, _, err = cli("run", config, "--out", "here")
     assert (code, err) == (130, "interrupted; continue with: polyfed resume here\n")
     code, out, err = cli("resume", "here")
@@ -213,9 +200,7 @@ def test_an_interrupted_run_names_the_command_that_continues(
     assert "round 2/2" in out
 
 
-def test_the_demo_runs_with_its_server_alone_and_continues(
-    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_runs_its_server_alone_and_continues(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(content | {"run": content["run"] | {"output": {"plots": "page"}}}))
     monkeypatch.setattr("polyfed.cli.running.DEMO", str(config))
@@ -268,10 +253,8 @@ def test_two_sites_are_run_alone_and_together_with_their_gain(cli: Cli, config: 
     assert cli("run", config, "--with-alone", "--twin", "local")[0] == 2
 
 
-def test_an_interruption_of_the_preparation_leaves_nothing_and_a_defect_is_not_dressed_up(
-    cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Session, "attach", raising(KeyboardInterrupt(), ZeroDivisionError()))
+def test_interruptions_leave_nothing_and_defects_show(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "attach", Mock(side_effect=[KeyboardInterrupt, ZeroDivisionError]))
     assert cli("run", config, "--out", "here")[::2] == (130, "interrupted; nothing was written\n")
     assert not Path("here").exists()
     with pytest.raises(ZeroDivisionError):

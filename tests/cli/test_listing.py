@@ -41,9 +41,7 @@ def test_the_list_is_a_screen_of_families_and_kinds_with_what_they_need_and_cost
         ("settings", "server", "training", "section of optimizer, schedule, batch_size"),
     ],
 )
-def test_settings_are_listed_with_the_values_that_they_take(
-    cli: Cli, family: str, name: str, setting: str, values: str
-) -> None:
+def test_settings_are_listed_with_their_values(cli: Cli, family: str, name: str, setting: str, values: str) -> None:
     row = next(line for line in cli("list", family, name)[1].splitlines() if line.startswith(f"{setting}:"))
     assert row.endswith(values)
     settings = {entry["name"]: entry for entry in json.loads(cli("list", family, name, "--json")[1])}

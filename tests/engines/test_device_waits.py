@@ -111,9 +111,7 @@ ALIKE: list[Any] = [(FEDAVG, {}), (FEDAVG, {"aggregation": {"clip": {}}}), (FEDA
 
 
 @pytest.mark.parametrize(("algorithm", "sections"), mostly_slow(ALIKE, ALIKE[0]))
-def test_a_client_waits_for_the_device_a_few_times_and_adds_few_operators(
-    tmp_path: Path, algorithm: Config, sections: Config
-) -> None:
+def test_a_client_waits_a_few_times_and_adds_few_operators(tmp_path: Path, algorithm: Config, sections: Config) -> None:
     shallow = counts(tmp_path / "shallow", config(2, algorithm, **sections))
     deep = counts(tmp_path / "deep", config(4, algorithm, **sections))
     assert deep[3] > 1.7 * shallow[3] > 200

@@ -122,9 +122,7 @@ def test_narrow_transport_and_precision_are_the_same_everywhere(tiny: Config, tm
         pytest.param("flower", "stop", marks=pytest.mark.slow),
     ],
 )
-def test_an_error_in_a_step_stops_the_run_at_its_authors_line_or_excludes_the_client(
-    tiny: Config, tmp_path: Path, engine: str, on_error: str | None
-) -> None:
+def test_errors_stop_runs_or_exclude_clients(tiny: Config, tmp_path: Path, engine: str, on_error: str | None) -> None:
     """On Flower, whose clients are another program's, it excludes by default."""
     config = tiny | {"algorithm": {"name": "failing.Failing"}, "run": tiny["run"] | {"exchange": {"min_clients": 3}}}
     out, stops = tmp_path / "run", (on_error or {"flower": "exclude"}.get(engine)) != "exclude"

@@ -64,9 +64,7 @@ def test_an_ask_is_answered_for_one_request_whatever_the_run_is_called(site: Sit
     assert institution(tmp_path, small(seed=9), "plan of another seed").answer(asked(site)).failure is None
 
 
-def test_an_ask_that_was_begun_is_on_the_account_whatever_ended_it(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_begun_ask_counts_however_it_ended(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Client, "fit", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -109,9 +107,7 @@ def test_no_ask_beyond_those_of_the_run_is_answered(site: Site, ask: dict[str, A
     ],
     ids=["shape", "type", "missing", "none", "extra"],
 )
-def test_other_weights_than_a_clients_are_refused_by_name_before_any_charge(
-    tmp_path: Path, change: Any, reason: str
-) -> None:
+def test_other_weights_than_a_clients_are_refused_by_name_uncharged(tmp_path: Path, change: Any, reason: str) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     site = institution(tmp_path, small() | NOISE)
     request = asked(site)

@@ -92,9 +92,7 @@ def charges(folder: Path, client: str) -> int:
 
 
 @pytest.mark.parametrize("method", [*FAST, *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)])
-def test_a_step_that_fails_is_answered_as_one_that_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_failing_step_is_answered_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     sessions = [prepared(federation(method), tmp_path / name) for name in ("well", "ill")]
     break_data(site_of(sessions[1]))
     well, ill = (answered(session, monkeypatch) for session in sessions)
@@ -148,9 +146,7 @@ def growing(client: Any, *_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("train", [raising, diverging, growing])
-def test_what_goes_wrong_leaves_as_noise_on_what_was_received(
-    site: Site, monkeypatch: pytest.MonkeyPatch, train: Any
-) -> None:
+def test_failures_leave_as_noise_on_what_was_received(site: Site, monkeypatch: pytest.MonkeyPatch, train: Any) -> None:
     monkeypatch.setattr("polyfed.federation.client.Client.fit", train)
     request = asked(site)
     first, again = site.answer(request), site.answer(request)
@@ -179,9 +175,7 @@ def test_an_incomplete_reply_is_protected_too(site: Site, monkeypatch: pytest.Mo
     assert layout(site.answer(asked(site, phase=1)).payload) == expected
 
 
-def test_the_classes_of_a_client_cannot_be_asked_for_by_weights_that_make_it_fail(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_make_a_client_fail_do_not_show_its_classes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the head so long that a step which touches it goes beyond the limits."""
     request = asked(site)
     name, head = list(request.payload.bundles["weights"].items())[-2]
@@ -204,9 +198,7 @@ def test_steps_that_fail_spend_the_budget(site: Site, monkeypatch: pytest.Monkey
     assert str(errors[2]).startswith("BudgetError: client 'text-0' has spent its privacy budget: 2 replies")
 
 
-def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing_more(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_after_the_charge_gives_the_same_answer_for_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("polyfed.federation.client.Client.fit", misbehaving.raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -289,9 +281,7 @@ def sampled(tmp_path: Path) -> Site:
     return protected(tmp_path, samples={"noise_multiplier": 1.2, "clip": 0.5})
 
 
-def test_a_sample_that_cannot_be_read_counts_for_nothing_and_the_others_count(
-    sampled: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_samples_count_for_nothing_and_others_do(sampled: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from polyfed.privacy import private_training
 
     sums: list[Tensor] = []
@@ -343,9 +333,7 @@ def test_a_step_of_training_that_fails_has_learnt_noise(sampled: Site, monkeypat
     assert spent(sampled) == 1
 
 
-def test_a_failure_that_blank_samples_have_too_is_reported_and_has_cost(
-    sampled: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_of_blank_samples_too_are_reported_and_cost(sampled: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.federation.client.Client.fit", raising)
     answer = sampled.answer(asked(sampled))
     assert answer.failure is not None

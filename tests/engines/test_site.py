@@ -16,7 +16,7 @@ from polyfed.engines.site import Site
 from polyfed.runs.experiment import Experiment
 from polyfed.wire.limits import Limits
 from polyfed.wire.messages import Request, StateVersion
-from polyfed.wire.payload import Payload, Scalar, TensorBundle, Weights
+from polyfed.wire.payload import Payload, Weights
 from sessions import prepared, site_of
 
 Config = dict[str, Any]
@@ -34,12 +34,7 @@ def site(odd: Config, tmp_path: Path) -> Site:
 
 
 def asked(
-    step: str,
-    label: StateVersion = (1, 0),
-    after: StateVersion | None = None,
-    /,
-    client: str = "image",
-    **fields: TensorBundle | Scalar,
+    step: str, label: StateVersion = (1, 0), after: StateVersion | None = None, /, client: str = "image", **fields: Any
 ) -> Request:
     return Request(client, step, *label, after, Payload(fields))
 

@@ -84,9 +84,7 @@ def test_the_weights_of_an_export_give_the_same_vectors_in_the_architecture(expo
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_the_example_runs_as_it_stands(
-    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_runs(exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(exported)
     monkeypatch.delitem(sys.modules, "run", raising=False)
     names: dict[str, torch.Tensor] = {}

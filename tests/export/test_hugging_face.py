@@ -90,10 +90,7 @@ PIXELS = InputSpec((3, 16, 16))
     ("network", "spec"),
     [
         (lambda: GRU(width=4, readout="last").build(5, TOKENS, DataContext(Path())), TOKENS),
-        (
-            lambda: ViT(size="nano", patch=8).build(5, InputSpec((3, 16, 16)), DataContext(Path())),
-            InputSpec((3, 16, 16)),
-        ),
+        (lambda: ViT(size="nano", patch=8).build(5, PIXELS, DataContext(Path())), PIXELS),
     ],
 )
 def test_written_code_computes_what_the_network_does(network: Any, spec: InputSpec, tmp_path: Path) -> None:

@@ -96,9 +96,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.backbone}-{view.component_name()}-{view.pool}")
-def test_images_and_texts_become_the_features_of_a_view(
-    view: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_become_the_features_of_a_view(view: Features, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(view.backbone, tmp_path / "weights")
     context = DataContext(tmp_path / "cache", tmp_path / "weights")
     model = Model({"x": nn.Identity()}, {}, 1)

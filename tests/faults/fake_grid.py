@@ -88,9 +88,7 @@ class Rule:
             return False
         wanted = {"client": self.client, "round": self.round, "step": self.step}
         wanted = {key: value for key, value in wanted.items() if value is not None}
-        return not wanted or any(
-            all(request[key] == value for key, value in wanted.items()) for request in message.requests
-        )
+        return not wanted or any(all(one[key] == value for key, value in wanted.items()) for one in message.requests)
 
 
 @dataclass

@@ -142,7 +142,7 @@ def test_all_that_polyfed_ships_is_allowed_by_default(federation: InProcess, tmp
 
 
 @pytest.mark.parametrize(
-    ("site", "change", "error", "logged"),
+    ("site", "change", "error", "log"),
     [
         (
             "image",
@@ -161,13 +161,7 @@ def test_all_that_polyfed_ships_is_allowed_by_default(federation: InProcess, tmp
     ids=["public set", "broken", "another's client"],
 )
 def test_a_site_whose_file_does_not_fit_does_not_take_part(
-    refusing: InProcess,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    site: str,
-    change: dict[str, Any],
-    error: str,
-    logged: str,
+    refusing: InProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture, site: str, change: Any, error: str, log: str
 ) -> None:
     if change.get("clients"):
         content = yaml.safe_load((refusing.folder / site / "agreed.yaml").read_text())
@@ -175,4 +169,4 @@ def test_a_site_whose_file_does_not_fit_does_not_take_part(
     refusing.edit(site, change)
     with pytest.raises(ExchangeError, match=rf"{site}: {error}: error \w+ in the site's log"):
         refusing.run(tmp_path / "run")
-    assert re.search(logged, caplog.text)
+    assert re.search(log, caplog.text)

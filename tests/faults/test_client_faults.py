@@ -37,9 +37,7 @@ def test_a_client_that_raises_is_excluded_with_its_traceback(keeping: Config, tm
 
 
 @pytest.mark.parametrize("engine", ALL)
-def test_too_few_stop_the_run_and_a_resume_ends_in_the_same_bits(
-    keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str
-) -> None:
+def test_a_run_of_too_few_resumes(keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="raise", exchange={"phases": {"fit": {"min_clients": 1.0}}})
     with pytest.raises(ExchangeError, match=r"round 2: 2 of 3 clients .*\(image: ValueError: no GPU left\)"):
         polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True)
@@ -48,9 +46,7 @@ def test_too_few_stop_the_run_and_a_resume_ends_in_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PROCESSES)
-def test_a_client_whose_process_is_killed_is_done_again_to_the_same_bits(
-    keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str
-) -> None:
+def test_killed_clients_are_redone(keeping: Config, undisturbed: dict[str, bytes], tmp_path: Path, engine: str) -> None:
     config = ready(keeping, tmp_path, engine, how="kill")
     folder = polyfed.run(Experiment.parse(config), tmp_path / "run", quiet=True).folder
     assert (tmp_path / "counter").stat().st_size == 2  # killed once, then done

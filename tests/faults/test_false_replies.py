@@ -39,9 +39,7 @@ def test_a_false_reply_costs_its_client_the_round(session: Session, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
-def test_false_replies_are_refused_on_every_engine(
-    keeping: dict[str, Any], tmp_path: Path, engine: str, ray_cluster: None
-) -> None:
+def test_engines_refuse_false_replies(keeping: dict[str, Any], tmp_path: Path, engine: str, ray_cluster: None) -> None:
     for how in ("order", "nan", "undeclared", "text"):
         config = ready(keeping, tmp_path / how, engine, how=how, evaluate_clients=False)
         folder = polyfed.run(Experiment.parse(config), tmp_path / how / "run", quiet=True).folder

@@ -104,9 +104,7 @@ def test_a_node_that_is_back_takes_part_again(federation: InProcess, tmp_path: P
 # ---- deadlines and quorum
 
 
-def test_a_node_that_is_never_heard_of_is_late_and_asked_again_in_the_next_round(
-    federation: InProcess, tmp_path: Path
-) -> None:
+def test_a_node_never_heard_of_is_late_and_asked_again_in_the_next_round(federation: InProcess, tmp_path: Path) -> None:
     federation.grid.rules = [fake_grid.Rule(fake_grid.is_silent, client="image", round=2, step="fit")]
     exchange = {"phases": {"fit": {"deadline": 0.2}}}
     folder = federation.run(tmp_path / "run", exchange=exchange, evaluate_clients=False).folder
@@ -160,9 +158,7 @@ def test_a_node_that_fails_to_describe_itself_is_asked_again(federation: InProce
 
 
 @pytest.mark.parametrize("fault", [fake_grid.dies_before, fake_grid.is_silent], ids=["dies", "silent"])
-def test_waiting_for_a_node_that_never_describes_itself_ends(
-    federation: InProcess, tmp_path: Path, fault: fake_grid.Fault
-) -> None:
+def test_waiting_for_an_undescribed_node_ends(federation: InProcess, tmp_path: Path, fault: fake_grid.Fault) -> None:
     federation.grid.rules = [fake_grid.Rule(fault, kind=fake_grid.DESCRIBE, times=fake_grid.MANY)]
     with pytest.raises(ExchangeError, match=r"paired: did not join within 0\.3 s; image: did not join within 0\.3 s"):
         federation.run(tmp_path / "run")
@@ -190,9 +186,7 @@ def test_a_resumed_run_goes_on_without_a_site_that_is_not_there(federation: InPr
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_a_site_decides_whether_its_tracebacks_are_sent(
-    keeping: dict[str, Any], tmp_path: Path, grid_messages: None, reported: bool
-) -> None:
+def test_sites_permit_tracebacks(keeping: dict[str, Any], tmp_path: Path, grid_messages: None, reported: bool) -> None:
     federation = InProcess.made(tmp_path / "federation", ready(keeping, tmp_path, "local", how="raise"))
     federation.edit("image", {"tracebacks": reported})
     folder = federation.run(tmp_path / "run", evaluate_clients=False).folder

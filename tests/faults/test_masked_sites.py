@@ -71,9 +71,7 @@ def masked(tmp_path: Path, grid_messages: None) -> InProcess:
     return InProcess.made(tmp_path / "federation", hospitals(**MASKED), absence=60.0)
 
 
-def test_masked_sites_end_in_the_bits_of_sums_in_the_clear(
-    masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path
-) -> None:
+def test_masked_sums_have_the_clear_bits(masked: InProcess, in_the_clear: Mapping[str, bytes], tmp_path: Path) -> None:
     run = masked.run(tmp_path / "run")
     assert left(run.folder) == in_the_clear
     assert events(run.folder) == []
@@ -121,9 +119,7 @@ def test_a_site_with_another_key_than_the_rosters_stops_the_sum_by_name(masked: 
         masked.run(tmp_path / "run")
 
 
-def test_a_server_that_sends_keys_of_its_own_is_found_out(
-    masked: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_keys_of_a_server_are_found_out(masked: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_keys = secure_ask._TypeSum.keys
 
     def substituted(type_sum: Any) -> Payload:
@@ -142,9 +138,7 @@ def test_a_server_that_sends_keys_of_its_own_is_found_out(
 
 def spent(federation: InProcess) -> dict[str, list[Any]]:
     """Charges in each client's ledger."""
-    ledgers = {
-        path.stem: path for site in SITES for path in (federation.folder / site / "state" / PRIVATE).glob("*.jsonl")
-    }
+    ledgers = {at.stem: at for site in SITES for at in (federation.folder / site / "state" / PRIVATE).glob("*.jsonl")}
     lines = {name: [json.loads(line) for line in path.read_text().splitlines()] for name, path in ledgers.items()}
     return {name: [line for line in own if line["cost"] is not None] for name, own in lines.items()}
 
@@ -169,9 +163,7 @@ def noisy(folder: Path, **sections: Any) -> InProcess:
         pytest.param(MASKED, dies_after, id="masks-after"),
     ],
 )
-def test_a_site_that_dies_over_a_noisy_reply_spends_nothing_twice(
-    tmp_path: Path, grid_messages: None, sections: dict[str, Any], fault: Fault
-) -> None:
+def test_noise_is_not_spent_twice(tmp_path: Path, grid_messages: None, sections: dict[str, Any], fault: Fault) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     quiet, struck = (noisy(tmp_path / name, **sections) for name in ("quiet", "struck"))
     expected = left(quiet.run(tmp_path / "run").folder)

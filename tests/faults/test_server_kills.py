@@ -21,10 +21,8 @@ RANDOM_KILLS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
     """A run whose process was killed after so many complete rounds."""
-    (folder / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
-    out = folder / "run"
+    command, out = beginning(config, folder), folder / "run"
     with (folder / "log").open("ab") as log:
-        command = [*POLYFED, "run", str(folder / "plan.yaml"), "--out", str(out)]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(), start_new_session=True)
     limit = time.monotonic() + PATIENCE
     try:
@@ -36,6 +34,12 @@ def killed(config: dict[str, Any], folder: Path, rounds: int) -> Path:
         process.send_signal(signal.SIGKILL)
         process.wait()
     return out
+
+
+def beginning(config: dict[str, Any], folder: Path) -> list[str]:
+    """The command of a run of an experiment below a folder."""
+    (folder / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
+    return [*POLYFED, "run", str(folder / "plan.yaml"), "--out", str(folder / "run")]
 
 
 def environment() -> dict[str, str]:
@@ -60,17 +64,12 @@ def test_a_killed_server_resumes_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
-    keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_kill_in_a_step_is_resumed(keeping: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     """On the local engine a client's step is the server's process: it kills it twice, in the same round."""
     config = ready(keeping, tmp_path, "local", how="kill", times=2)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
-    arguments = ["run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
-    codes, again = [], ["resume", str(tmp_path / "run"), "--allow-code"]
-    for command in (arguments, again, again):
-        seen = subprocess.run([*POLYFED, *command], env=environment(), capture_output=True, check=False)
-        codes.append(seen.returncode)
+    codes, again = [], [*POLYFED, "resume", str(tmp_path / "run"), "--allow-code"]
+    for command in (beginning(config, tmp_path), again, again):
+        codes.append(subprocess.run(command, env=environment(), capture_output=True, check=False).returncode)
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert results(tmp_path / "run") == undisturbed
 
@@ -78,9 +77,7 @@ def test_a_server_killed_in_a_clients_step_resumes_to_the_same_bits(
 @pytest.mark.slow
 def test_too_few_clients_end_the_program_with_code_2_and_how_to_go_on(keeping: dict[str, Any], tmp_path: Path) -> None:
     config = ready(keeping, tmp_path, "local", how="raise", exchange={"min_clients": 3})
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # the order of clients matters
-    command = [*POLYFED, "run", str(tmp_path / "plan.yaml"), "--out", str(tmp_path / "run")]
-    seen = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    seen = subprocess.run(beginning(config, tmp_path), env=environment(), capture_output=True, text=True, check=False)
     assert seen.returncode == 2
     assert "2 of 3 clients gave a usable reply to 'fit'" in seen.stderr
     assert "image: ValueError: no GPU left" in seen.stderr

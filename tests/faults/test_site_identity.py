@@ -183,10 +183,7 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
     "a client of no name": (described_as(id="ward"), ".*'ward', which does not carry its name, as 'image-1' does"),
-    "a client of a like name": (
-        described_as(id="imagery"),
-        ".*'imagery', which does not carry its name, as 'image-1' does",
-    ),
+    "a client of a like name": (described_as(id="imagery"), ".*'imagery', which does not carry its name, as 'image-1'"),
     "a client thrice": (
         lambda reply: reply.update(clients=3 * reply["clients"]),
         ".*it describes client 'image' more than once",
@@ -225,9 +222,7 @@ def test_a_site_that_claims_what_it_is_not_is_itself_refused(refusing: InProcess
     ],
     ids=["name", "client", "new client"],
 )
-def test_a_site_that_comes_back_as_another_is_refused(
-    federation: InProcess, tmp_path: Path, change: Callable[[Reply], Any]
-) -> None:
+def test_a_changed_site_is_refused(federation: InProcess, tmp_path: Path, change: Callable[[Reply], Any]) -> None:
     """In mid-run: the other site's clients stay where they are, and nothing of theirs goes to the impostor."""
 
     def turns(delivery: Any) -> Any:

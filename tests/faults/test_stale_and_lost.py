@@ -42,9 +42,7 @@ def old(federation: InProcess, tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_a_server_restored_from_an_old_copy_is_refused_and_harms_no_state(
-    federation: InProcess, old: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_old_copies_are_refused_harmlessly(federation: InProcess, old: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     before = {path: path.read_bytes() for path in federation.folder.glob("*/state/**/*.safetensors")}
     assert len(before) > 6

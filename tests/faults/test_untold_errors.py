@@ -168,12 +168,7 @@ PLACES = [
     ),
 )
 def test_nothing_of_an_error_leaves_wherever_it_is_raised(
-    tiny: Config,
-    tmp_path: Path,
-    grid_messages: None,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    kind: type[Exception],
+    tiny: Config, tmp_path: Path, grid_messages: None, monkeypatch: pytest.MonkeyPatch, place: str, kind: Any
 ) -> None:
     if place.endswith("StateStore.save"):
         tiny["algorithm"] = {"name": "moon", "local_epochs": 1}

@@ -21,8 +21,9 @@ from polyfed.runs.opened import Run
 from run_folders import redigested
 from small_federations import Config
 
-COSINE = {"kind": "cosine"}
-DROPS = {"kind": "steps", "milestones": [0.5]}
+COSINE = {"schedule": {"kind": "cosine"}}
+DROPS = {"schedule": {"kind": "steps", "milestones": [0.5]}}
+NOISE = {"privacy": {"reply": {"representations": 1.0, "noise_multiplier": 1.0}}}
 
 
 def test_more_rounds_end_in_the_bits_of_a_run_that_had_them_from_the_start(
@@ -39,9 +40,7 @@ def test_more_rounds_end_in_the_bits_of_a_run_that_had_them_from_the_start(
 
 
 @pytest.mark.parametrize("last", range(3))
-def test_a_kill_while_the_configuration_changes_leaves_a_valid_one(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, last: int
-) -> None:
+def test_a_kill_amid_a_change_leaves_a_valid_file(finished: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     write, left = RunFolder.write, iter([True] * last)
 
     def killed(folder: RunFolder, name: str, text: str) -> None:
@@ -64,24 +63,14 @@ def test_a_kill_while_the_configuration_changes_leaves_a_valid_one(
     ("section", "own", "message"),
     [
         ((), {}, "rounds: 3, but '.*' has 3 complete rounds; give more than 3"),
-        (
-            ("clients", "image", "training"),
-            {"schedule": COSINE},
-            "clients.image.training.schedule: 'cosine' spreads over 3 ",
-        ),
-        (("server", "training"), {"schedule": DROPS}, "but server.training.schedule: 'steps' spreads over 3 "),
+        (("clients", "image", "training"), COSINE, "clients.image.training.schedule: 'cosine' spreads over 3 "),
+        (("server", "training"), DROPS, "but server.training.schedule: 'steps' spreads over 3 "),
         ((), {"aggregation": {"secure": "pairwise_masks"}}, "the keys of masks are made for 3"),
-        (
-            (),
-            {"privacy": {"reply": {"representations": 1.0, "noise_multiplier": 1.0}}},
-            "noise and budget are planned for 3",
-        ),
+        ((), NOISE, "noise and budget are planned for 3"),
         (("run",), {"engine": {"name": "flower", "superlink": "host:1", "sites": ["a"]}}, "the sites have agreed"),
     ],
 )
-def test_rounds_that_a_run_cannot_have(
-    finished: Path, section: tuple[str, ...], own: dict[str, Any], message: str
-) -> None:
+def test_rounds_a_run_cannot_have(finished: Path, section: tuple[str, ...], own: dict[str, Any], message: str) -> None:
     content = yaml.safe_load((finished / "config.yaml").read_text())
     reduce(lambda place, key: place[key], section, content).update(own)
     (finished / "config.yaml").write_text(yaml.safe_dump(content))
@@ -113,9 +102,7 @@ def figure(folder: Path, number: int) -> float:
     return sum(records.series("server", f"{way}_r@10")[number] for way in ("image_to_text", "text_to_image"))
 
 
-def test_a_run_starts_from_the_server_and_the_clients_of_another(
-    config: Config, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_run_starts_from_server_and_clients_of_another(config: Config, undisturbed: Path, tmp_path: Path) -> None:
     run = started(config, undisturbed, tmp_path / "a", name="other")
     assert figure(run.folder, 0) == figure(undisturbed, 3) != figure(undisturbed, 0)
     assert "initial" not in (undisturbed / "config.yaml").read_text()
@@ -136,7 +123,7 @@ def test_a_run_starts_from_the_server_and_the_clients_of_another(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_global_models_start_global_models_or_those_of_all_their_clients(
+def test_global_models_start_global_models_or_clients(
     tiny: Config, tiny_run: Path, tmp_path: Path, method: str
 ) -> None:
     run = started(tiny, tiny_run, tmp_path / "a", algorithm={"name": method, "local_epochs": 1})
@@ -154,7 +141,7 @@ def test_global_models_start_global_models_or_those_of_all_their_clients(
         ({"public": {"source": "scenes", "items": 12}}, "its public set has other words"),
         ({"clients.image.count": 2}, "it has no client 'image-0'; did you mean 'image'"),
         ({"clients.image.model.encoders.image.widths": [4, 8]}, r"the model of 'image' differs, first at 'enc.*\[4, 3"),
-        ({"privacy": {"reply": {"representations": 1.0, "noise_multiplier": 1.0}}}, "privacy does not go with initial"),
+        (NOISE, "privacy does not go with initial"),
     ],
 )
 def test_models_that_a_run_cannot_start_from(

@@ -34,12 +34,10 @@ COUNTED: dict[str, Any] = {"name": "creamfl", "teacher": {"weights": "count"}}
 ALIGNED = {"name": "creamfl", "teacher": {"weights": "count", "alignment": {"kind": "procrustes"}}}
 
 
-def choice(
-    algorithm: Any = "fedavg", run: Any = None, privacy: Any = None, initial: Any = None, **aggregation: Any
-) -> Choice:
+def choice(algorithm: Any = "fedavg", run: Any = None, privacy: Any = None, initial: Any = None, **sums: Any) -> Choice:
     method = parse_settings(Algorithm, algorithm if isinstance(algorithm, dict) else {"name": algorithm})
     private = None if privacy is None else parse_settings(PrivacySettings, privacy)
-    settings = AggregationSettings(**aggregation), parse_settings(RunSettings, run or {})
+    settings = AggregationSettings(**sums), parse_settings(RunSettings, run or {})
     return Choice(method, *settings, private, initial and InitialModels(run=initial))
 
 

@@ -12,13 +12,9 @@ import pytest
 import torch
 
 from polyfed.runs import environment as doctor
-from polyfed.runs.environment import Observation, observations
+from polyfed.runs.environment import observations
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-def seen(here: Path) -> dict[str, Observation]:
-    return {item.name: item for item in observations(here)}
 
 
 def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -32,9 +28,7 @@ def test_a_machine_without_faults(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp
         assert word in out
 
 
-def test_what_stands_in_the_way_is_named_with_what_to_do(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_stands_in_the_way_has_a_remedy(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POLYFED_DATA", str(tmp_path / "none"))
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 30))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -52,4 +46,5 @@ def test_a_torchvision_of_another_build_is_found(monkeypatch: pytest.MonkeyPatch
     version = metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "torchvision" else version(name))
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert seen(tmp_path)["torchvision"].remedy.endswith("pip uninstall torchvision")
+    (seen,) = [item for item in observations(tmp_path) if item.name == "torchvision"]
+    assert seen.remedy.endswith("pip uninstall torchvision")

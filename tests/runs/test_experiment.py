@@ -47,9 +47,7 @@ def test_overrides_reach_any_key(tiny: Config) -> None:
     assert experiment.public is None
 
 
-def test_a_component_of_another_name_keeps_what_both_have_and_warns_of_what_it_drops(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_another_component_keeps_what_both_have_and_warns_of_what_it_drops(caplog: pytest.LogCaptureFixture) -> None:
     method = {"name": "creamfl", "local_epochs": 3, "contrast": None, "distiller": {"epochs": 2}}
     source = {**read_config("creamfl-paper"), "algorithm": method}
     constant = ["server.training.schedule.kind=constant", "run.rounds=1"]  # which leaves another setting idle
@@ -106,9 +104,7 @@ def test_a_notebook_shows_an_experiment_in_ten_lines_and_a_fault_in_one() -> Non
     assert ConfigError("rounds: 0")._render_traceback_() == ["ConfigError: rounds: 0"]
 
 
-def test_what_an_override_leaves_without_effect_goes_back_to_its_default_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_an_override_leaves_idle_goes_back_to_its_default_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     constant = "server.training.schedule.kind=constant"
     assert Experiment.load("creamfl-paper", [constant, "run.rounds=1"]).server.training.schedule.t_max is None
     reported = "server.training.schedule.t_max: 30 has no effect with kind: constant; left at its default, null"

@@ -105,17 +105,13 @@ def test_weights_with_a_frozen_table_are_refused(tmp_path: Path) -> None:
     assert re.search(rf'Unexpected key.*"{TABLE}"', str(answer.failure), re.DOTALL)
 
 
-def test_clients_over_other_words_are_not_averaged_and_not_the_server_s(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_words_are_not_averaged_and_not_the_server_s(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = prepared(with_frozen_words(tiny_experiment()), tmp_path).server
 
     def elsewhere(*ids: str) -> Server:
         """The server as it is where these clients have other words."""
-        architectures = {
-            client.id: re.sub("300x[0-9a-f]{8}", "300x00000000", client.architecture) for client in server.clients
-        }
-        clients = [replace(one, architecture=architectures[one.id]) if one.id in ids else one for one in server.clients]
+        types = {client.id: re.sub("300x[0-9a-f]{8}", "300x00000000", client.architecture) for client in server.clients}
+        clients = [replace(one, architecture=types[one.id]) if one.id in ids else one for one in server.clients]
         known = {
             new.architecture: server.global_models.blueprints[old.architecture]
             for new, old in zip(clients, server.clients, strict=True)

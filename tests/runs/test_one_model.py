@@ -95,9 +95,7 @@ SURFACES: dict[str, Callable[[Run, Path], str]] = {
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-def test_a_surface_names_the_chosen_round_and_has_its_figure(
-    mine: Run, expected: tuple[int, float, float], tmp_path: Path, surface: str
-) -> None:
+def test_surfaces_name_that_round(mine: Run, expected: tuple[int, float, float], tmp_path: Path, surface: str) -> None:
     number, value, _ = expected
     text = SURFACES[surface](mine, tmp_path)
     assert (f"model of round {number}" in text, f"{value:.2f}" in text) == (True, True)
@@ -129,9 +127,7 @@ def test_models_in_use_are_that_of_the_chosen_round(mine: Run, expected: tuple[i
         ([], (3, "model of round 3, the last")),
     ],
 )
-def test_the_earliest_trained_of_the_best_on_validation_is_chosen_else_the_last(
-    tmp_path: Path, validation: list[float], expected: tuple[int, str]
-) -> None:
+def test_the_earliest_best_round_is_chosen(tmp_path: Path, validation: list[float], expected: tuple[int, str]) -> None:
     lines = [
         {"round": number, "participant": "server", "kind": measured, "metrics": {"m": value, "accuracy": -value}}
         for measured, values in (("test", [4.0, 3.0, 2.0, 1.0]), ("validation", validation))
@@ -177,9 +173,7 @@ def test_what_selects_models_stands_first_in_the_records(tiny: Config, tmp_path:
     assert (records.chosen.metric, next(iter(records.metrics("server")))) == ("r1_sum", "r1_sum")
 
 
-def test_the_gallery_takes_frozen_features_from_the_cache(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gallery_takes_features_from_the_cache(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save("vit", tmp_path / "weights")
     tiny["data"] |= {"weights_dir": str(tmp_path / "weights"), "cache_dir": str(tmp_path / "cache")}
     for part in (tiny["server"], *tiny["clients"].values()):

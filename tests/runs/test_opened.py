@@ -75,9 +75,7 @@ def test_a_run_and_the_same_run_opened_are_alike(tiny: dict[str, Any], tmp_path:
     )
 
 
-def test_names_of_heads_are_those_of_the_run_whatever_a_later_version_would_call_them(
-    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_heads_are_those_of_the_run_in_later_versions(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Experiment, "salt", "another")
     opened = open_run(tiny_run)
     assert opened.global_model("image").heads.keys() == {opened.federation.members["image"].head}

@@ -33,9 +33,7 @@ def texts_below(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["work", "elsewhere"])
-def test_no_path_of_the_machine_is_in_what_is_handed_on(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_no_own_path_is_handed_on(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     data = pictures(tmp_path / place / "photos")
     (tmp_path / "work").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / "work")
@@ -66,9 +64,7 @@ def with_relative_places(tiny: Config) -> Config:
 
 
 @pytest.mark.parametrize("out", [pytest.param("runs/one", marks=pytest.mark.slow), "../elsewhere/one"])
-def test_a_run_goes_on_in_another_folder_to_the_same_bits(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
-) -> None:
+def test_a_run_goes_on_elsewhere(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
     pictures(tmp_path / "work" / "photos" / "one")
     monkeypatch.chdir(tmp_path / "work")
     complete = run(Experiment.parse(with_relative_places(tiny)), "runs/whole", quiet=True)
@@ -86,9 +82,7 @@ def test_a_run_goes_on_in_another_folder_to_the_same_bits(
     assert load_model(copy, data_dir="photos", weights_dir="weights").dim == 8
 
 
-def test_every_path_of_settings_is_whole_once_it_is_read(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_settings_are_whole_once_read(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = with_relative_places(tiny)
     tiny["run"]["engine"] = {"name": "flower", "superlink": "h:1", "sites": ["a"], "root_certificates": "ca.crt"}

@@ -73,9 +73,7 @@ def edited(folder: Path) -> None:
         (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
     ],
 )
-def test_runs_that_cannot_be_resumed_give_the_reason(
-    finished: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_runs_that_cannot_go_on_give_the_reason(finished: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(finished)
     with pytest.raises(RunError, match=message):
         polyfed.resume(finished, quiet=True)

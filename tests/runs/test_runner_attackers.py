@@ -91,9 +91,7 @@ def claiming(monkeypatch: pytest.MonkeyPatch, client: str, samples: int, *, join
     monkeypatch.setattr(LocalEngine, "exchange", exchanged)
 
 
-def test_a_claim_of_many_samples_is_capped_and_recorded(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_claim_is_capped_and_recorded(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claiming(monkeypatch, "image-0", 10**12)
     result = polyfed.run(Experiment.parse(lying(tiny, "huge", ())), tmp_path / "run", quiet=True)
     assert happened(result) == [(0, "image-0", "weight_capped")]
@@ -129,9 +127,7 @@ def examples(session: Session) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("claimed", [-1, 10**6])
-def test_what_a_client_did_not_join_with_is_refused_for_every_method(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: int
-) -> None:
+def test_other_samples_are_refused(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: int) -> None:
     claiming(monkeypatch, "image", claimed, joins=False)
     session = prepared(tiny | {"run": tiny["run"] | {"on_error": "exclude"}}, tmp_path)
     assert set(examples(session)) == {"paired-0", "paired-1"}

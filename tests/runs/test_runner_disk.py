@@ -76,9 +76,7 @@ def test_a_log_that_could_not_be_written_whole_is_cut_back(
     assert contents(polyfed.resume(tmp_path / "a", quiet=True)) == complete
 
 
-def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_full_at_first_leaves_nothing(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "partition.json")
     with pytest.raises(RunError, match="cannot write to run folder") as caught:
         polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
@@ -87,9 +85,7 @@ def test_a_full_disk_during_the_preparation_leaves_nothing_to_resume(
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_very_end_names_the_command(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_last_names_the_command(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr("polyfed.reporting.api.write_report", full)
@@ -99,18 +95,14 @@ def test_a_full_disk_at_the_very_end_names_the_command(
     assert (tmp_path / "a" / "report.md").is_file()
 
 
-def test_other_errors_of_the_system_are_not_dressed_up(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_system_errors_stay_as_they_are(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filling(monkeypatch, "polyfed.runs.folder", "round-000001.json", errno.EISDIR)
     with pytest.raises(IsADirectoryError):
         polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
 
 
 @pytest.mark.slow
-def test_a_client_without_room_is_left_out_and_goes_on_from_where_it_stood(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_without_room_goes_on_later(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config["run"]["sampling"] = {"cohort": None}
     filling(monkeypatch, "polyfed.federation.state", "image/000002-00")
     result = polyfed.run(Experiment.parse(config), tmp_path / "a", quiet=True)
@@ -143,9 +135,7 @@ class Disk:
         self.synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), os.fstat(descriptor).st_size))
 
 
-def test_what_a_manifest_counts_is_synced_before_it(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_manifests_count_is_synced_first(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, out = Disk(monkeypatch), tmp_path / "run"
     polyfed.run(Experiment.parse(config), out, quiet=True)
     for number in (2, 3):

@@ -61,9 +61,7 @@ def test_a_head_is_rebuilt_without_the_data_that_sized_it(classifier_run: Path) 
 
 
 @pytest.mark.parametrize(("greatest", "fits"), [(17, True), (16, False)])
-def test_labels_size_a_head_without_class_names(
-    classifier_run: Path, tmp_path: Path, greatest: int, fits: bool
-) -> None:
+def test_labels_size_heads_without_class_names(classifier_run: Path, tmp_path: Path, greatest: int, fits: bool) -> None:
     folder = shutil.copytree(classifier_run / "models" / "last", tmp_path / "model")
     label = {"dtype": "int64", "shape": [], "greatest": greatest}
     edit(folder, samples={"modalities": ["image"], "classes": {}, "targets": {"label": label}})

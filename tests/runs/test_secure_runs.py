@@ -249,9 +249,7 @@ def test_noise_goes_under_the_masks(tmp_path: Path) -> None:
     assert spent[0] == spent[1] > 0
 
 
-def test_masks_without_the_package_of_ciphers_are_refused_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_without_ciphers_are_refused_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.privacy.secure_sum.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'cryptography'.*pip install \"polyfed\[deploy\]\""):
         polyfed.run(Experiment.parse(federation()), tmp_path / "run", quiet=True)

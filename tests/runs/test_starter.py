@@ -75,9 +75,7 @@ def test_what_is_written_runs(cli: Cli, data: Path, kinds: str, method: str | No
 
 
 @pytest.mark.parametrize("given", [("--public-share", 0.2), ()])
-def test_public_items_without_a_partner_are_named_where_there_is_a_public_set(
-    cli: Cli, data: Path, given: tuple[object, ...]
-) -> None:
+def test_public_items_without_a_partner_are_named(cli: Cli, data: Path, given: tuple[object, ...]) -> None:
     _, out, _ = cli("init", "mine.yaml", "--pairs", data / "photos", *given)
     text = Path("mine.yaml").read_text().replace("\n# ", " ")
     assert [UNPAIRED in shown for shown in (out, text)] == [bool(given)] * 2
@@ -469,9 +467,7 @@ def test_impossible_sites_are_refused(
     assert (code, message in err, Path("mine.yaml").exists()) == (2, True, False), err
 
 
-def test_files_that_may_be_of_two_kinds_are_asked_about_and_a_lonely_site_is_warned_of(
-    cli: Cli, hospitals: Path
-) -> None:
+def test_files_of_two_kinds_are_asked_about_and_a_lonely_site_is_warned_of(cli: Cli, hospitals: Path) -> None:
     folder = shutil.copytree(hospitals / "north", Path("north"))
     rows = [f"{number}.png,thing {number} of it,{'ab'[number % 2]}" for number in range(24)]
     (folder / "captions.csv").write_text("\n".join(["file_name,caption,label", *rows]))

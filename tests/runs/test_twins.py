@@ -230,9 +230,7 @@ UNSAID = "'.*Unsaid' does not define how long its"
         ("local", lambda c: c.update(twin={"kind": "local", "of": "x"}), "a twin of 'x' already; give that experiment"),
     ],
 )
-def test_an_experiment_without_a_twin_lists_the_others(
-    variant: str, change: Callable[[Config], object], message: str
-) -> None:
+def test_experiments_without_a_twin_list_others(variant: str, change: Callable[[Config], object], message: str) -> None:
     config = creamfl()
     change(config)
     with pytest.raises(ConfigError, match=message):

@@ -251,9 +251,7 @@ def test_masks_of_two_meanings_are_refused(tmp_path: Path, make: zoo.Make, words
         ((1,), "threshold: low", "write threshold: N, or names"),
     ],
 )
-def test_given_meanings_of_masks_are_checked_against_them(
-    tmp_path: Path, values: tuple[int, ...], message: str, words: str
-) -> None:
+def test_meanings_of_masks_are_checked(tmp_path: Path, values: tuple[int, ...], message: str, words: str) -> None:
     zoo.masked(lambda number: zoo.grey(*values))(tmp_path)
     refused = words.startswith(("masks have", "write"))
     with pytest.raises(DataError) if refused else contextlib.nullcontext() as error:

@@ -15,7 +15,6 @@ from polyfed.runs.config_files import override_in
 
 if TYPE_CHECKING:
     from polyfed.lab.analysis.analysis import AnalysisResult
-    from polyfed.runs.opened import Run
 
 
 def analyse_command(
@@ -44,7 +43,13 @@ def analyse_command(
     from polyfed.lab.analysis.analysis import FOLDER, analysis_class, ready_folder, with_settings
 
     if not name:
-        _list_analyses()
+        from polyfed.cli import catalogue
+
+        for known, summary in catalogue.entries("analyses").items():
+            typer.echo(f"{known}: {summary}")
+            for one in catalogue.settings_of("analyses", known):
+                typer.echo(f"  {one.name}={one.default}: {one.description}")
+        typer.echo("those of papers: FILE.py:Class, such as papers/fedcola/landscape.py:Landscape")
         return
     chosen, folders = analysis_class(name), list(map(Path, sources or ()))
     if not folders:
@@ -64,7 +69,10 @@ def analyse_command(
     folder = ready_folder(out or folders[0] / FOLDER)
     show_result(analysis.answer(run), folder, analysis.stem)
     if analysis.is_reported and out is None:
-        _report(run)
+        from polyfed.reporting.page import write_html_report, write_report
+
+        typer.echo(f"written: {write_report(run.records)}")
+        typer.echo(f"written: {write_html_report(run.records)}")
 
 
 def show_result(result: AnalysisResult, folder: Path, name: str) -> None:
@@ -80,29 +88,11 @@ def show_result(result: AnalysisResult, folder: Path, name: str) -> None:
         typer.echo(f"written: {path}")
 
 
-def _list_analyses() -> None:
-    from polyfed.cli import catalogue
-
-    for name, summary in catalogue.entries("analyses").items():
-        typer.echo(f"{name}: {summary}")
-        for one in catalogue.settings_of("analyses", name):
-            typer.echo(f"  {one.name}={one.default}: {one.description}")
-    typer.echo("those of papers: FILE.py:Class, such as papers/fedcola/landscape.py:Landscape")
-
-
 def _split(settings: list[str], known: Any) -> tuple[dict[str, Any], list[str]]:
     """Settings of the analysis by name, and those of an experiment, where the analysis takes one (``known``)."""
     given = {text: override_in(text) for text in settings}
     others = [text for text, (key, _) in given.items() if known is not None and key not in known]
     return dict(pair for text, pair in given.items() if text not in others), others
-
-
-def _report(run: Run) -> None:
-    """Write the run's reports again, with the analysis."""
-    from polyfed.reporting.page import write_html_report, write_report
-
-    typer.echo(f"written: {write_report(run.records)}")
-    typer.echo(f"written: {write_html_report(run.records)}")
 
 
 _SEED = 42

@@ -123,21 +123,19 @@ def settings_of(family: str, name: str) -> list[Setting]:
     if name not in choices:
         raise ConfigError(f"'{name}' is not among {family}; {nearest(name, choices)}")
     owner = getattr(importlib.import_module(choices[name].module), choices[name].name)
-    return list(_settings_in(owner, sections=family != SETTINGS))
+    return list(_fields(owner, sections=family != SETTINGS))
 
 
-def _settings_in(
-    owner: type[Settings], *, sections: bool, path: str = "", given: Settings | None = None
-) -> Iterator[Setting]:
+def _fields(owner: type[Settings], *, sections: bool, path: str = "", own: Settings | None = None) -> Iterator[Setting]:
     """Settings of a class with its defaults, or those of an instance; of ``sections``, each of theirs with its path."""
     from polyfed.core.settings import shown
 
     for field, info in owner.model_fields.items():
-        default = getattr(given, field) if given else info.get_default(call_default_factory=True)
-        text = "required" if given is None and info.is_required() else shown(default)
+        default = getattr(own, field) if own else info.get_default(call_default_factory=True)
+        text = "required" if own is None and info.is_required() else shown(default)
         yield Setting(path + field, text, info.description or "", _in_words(info.annotation, info.metadata))
         if sections and _is_section(default):
-            yield from _settings_in(type(default), sections=True, path=f"{path}{field}.", given=default)
+            yield from _fields(type(default), sections=True, path=f"{path}{field}.", own=default)
 
 
 def _is_section(value: Any) -> TypeGuard[Settings]:

@@ -58,11 +58,8 @@ def preparation_shown(console: Console) -> Iterator[None]:
     from polyfed.reporting.progress import progress_for
     from polyfed.runs.events import Callbacks
 
-    with (
-        interruptible("nothing was written"),
-        contextlib.closing(Callbacks([progress_for(console)])) as display,
-        heard_by(display),
-    ):
+    display = Callbacks([progress_for(console)])
+    with interruptible("nothing was written"), contextlib.closing(display), heard_by(display):
         yield
 
 

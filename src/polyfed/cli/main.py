@@ -94,9 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             extra = extra_with(error.name or "")
             if extra is None:
                 raise
-            return fail(
-                f"error: this needs the package '{error.name}', which is not installed; {how_to_install(extra)}", 2
-            )
+            remedy = how_to_install(extra)
+            return fail(f"error: this needs the package '{error.name}', which is not installed; {remedy}", 2)
 
 
 def _version(wanted: bool) -> None:

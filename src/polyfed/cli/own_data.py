@@ -108,8 +108,8 @@ def init_command(
     init method Bounded
     """
     if name or str(file) == _METHOD:
-        sources = {one.opts[0]: context.get_parameter_source(str(one.name)) for one in context.command.params[2:]}
-        given = [option for option, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
+        origins = {one.opts[0]: context.get_parameter_source(str(one.name)) for one in context.command.params[2:]}
+        given = [option for option, origin in origins.items() if getattr(origin, "name", "") == "COMMANDLINE"]
         _write_method(file, name, given)
         return
     from polyfed.core.files import paths_from, write_atomically

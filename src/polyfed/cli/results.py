@@ -136,10 +136,6 @@ def export_command(
     from polyfed.export.model import export_adapters, export_hugging_face, export_model
 
     opened = open_run(run, weights_dir=weights_dir, allow_code=allow_code)
-    if form == "huggingface":
-        path = export_hugging_face(opened, out, which=which)
-    elif form == "peft":
-        path = export_adapters(opened, out, which=which)
-    else:
-        path = export_model(opened, out, which=which)
+    export = {"torch": export_model, "huggingface": export_hugging_face, "peft": export_adapters}[form]
+    path = export(opened, out, which=which)
     typer.echo("\n".join([f"exported and checked: {path}", *usage(path, form)]))

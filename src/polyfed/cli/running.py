@@ -78,8 +78,8 @@ def run_command(
     if sweep and (twin or with_alone or dry_run):
         raise ConfigError("--sweep does not go with --twin, --with-alone or --dry-run; leave these out")
     if sweep:
-        from polyfed.cli.study import STUDIES
         from polyfed.cli.sweep import run_sweep
+        from polyfed.lab.studies.opened import STUDIES
 
         new = out or free_folder(STUDIES / f"{experiments[0].name}-sweep")
         run_sweep(source, experiments, settings.all_overrides(short_options), sweep, new)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from polyfed.cli.console import fail, interruptible
 from polyfed.cli.options import AllowCode, AsJson, DataDir, WeightsDir, command_group, names_in
-
-if TYPE_CHECKING:
-    from polyfed.lab.studies.runner import StudyRun
 
 PAPERS = Path("papers")
 _CLONED = Path(__file__).parents[3] / PAPERS
@@ -60,13 +57,14 @@ def study_run(
     from polyfed.lab.studies.runner import run_study, study_display
     from polyfed.lab.studies.study import Study
     from polyfed.lab.studies.study_files import study_name
+    from polyfed.lab.studies.tables import study_tables
     from polyfed.reporting.terminal import Terminal
 
     study = Study.load(source, scale)
     if seeds is not None:
         study = study.with_seeds(range(seeds))
     with interruptible("the same command goes on"), study_display(Terminal()) as display:
-        ended = run_study(
+        run = run_study(
             study,
             out or STUDIES / f"{study_name(source)}-{scale}",
             places=Places(data_dir, weights_dir, engine),
@@ -75,7 +73,16 @@ def study_run(
             budget=None if budget is None else budget * 3600,
             listener=display,
         )
-    _print(ended)
+    Terminal().print_tables(study_tables(run.results))
+    typer.echo(f"study: {run.folder}")
+    ended, missing = run.ended, run.ended.missing
+    if missing:
+        shown = "; ".join(missing[:_SHOWN]) + ("; ..." if len(missing) > _SHOWN else "")
+        typer.echo(f"not run: {len(missing)} cells ({shown})", err=True)
+    if ended.stopped:
+        raise typer.Exit(fail(f"stopped: {ended.stopped}", 1))
+    if ended.failures:
+        raise typer.Exit(fail(f"{len(ended.failures)} cells failed; the same command tries them again", 1))
 
 
 def study_list(
@@ -126,22 +133,6 @@ def study_export(
     study = open_study(folder, allow_code=allow_code)
     for path in export_study(study.results, out or study.folder / "export", names_in("--format", formats)):
         typer.echo(f"written: {path}")
-
-
-def _print(run: StudyRun) -> None:
-    from polyfed.lab.studies.tables import study_tables
-    from polyfed.reporting.terminal import Terminal
-
-    Terminal().print_tables(study_tables(run.results))
-    ended = run.ended
-    typer.echo(f"study: {run.folder}")
-    if ended.missing:
-        shown = "; ".join(ended.missing[:_SHOWN]) + ("; ..." if len(ended.missing) > _SHOWN else "")
-        typer.echo(f"not run: {len(ended.missing)} cells ({shown})", err=True)
-    if ended.stopped:
-        raise typer.Exit(fail(f"stopped: {ended.stopped}", 1))
-    if ended.failures:
-        raise typer.Exit(fail(f"{len(ended.failures)} cells failed; the same command tries them again", 1))
 
 
 study_app = command_group(

@@ -42,14 +42,9 @@ class PortableSite:
         """The site in this process, which from now on computes with the run's number of threads."""
         settings = SiteSettings.model_validate_json(self.settings)
         torch.set_num_threads(settings.run.threads)
-        return _site_class(spec).open(
-            settings,
-            spec,
-            Path(self.states),
-            vocabulary=Path(self.vocabulary),
-            limits=Limits.model_validate_json(self.limits),
-            terms=SiteTerms(stops=self.stops),
-        )
+        limits, terms = Limits.model_validate_json(self.limits), SiteTerms(stops=self.stops)
+        states, vocabulary = Path(self.states), Path(self.vocabulary)
+        return _site_class(spec).open(settings, spec, states, vocabulary=vocabulary, limits=limits, terms=terms)
 
 
 @dataclass(frozen=True)
@@ -86,14 +81,10 @@ class Hosting:
         return PortableSite(settings, limits, str(self.states), str(self.folder / "vocabulary"), self.stops)
 
     def here(self) -> Site:
-        return _site_class(self.spec).open(
-            self.settings,
-            self.spec,
-            self.states,
-            vocabulary=self.folder / "vocabulary",
-            federation=self.federation,
-            limits=self.limits,
-            terms=SiteTerms(stops=self.stops),
+        settings, spec, terms = self.settings, self.spec, SiteTerms(stops=self.stops)
+        vocabulary, federation = self.folder / "vocabulary", self.federation
+        return _site_class(spec).open(
+            settings, spec, self.states, vocabulary=vocabulary, federation=federation, limits=self.limits, terms=terms
         )
 
 

@@ -141,9 +141,7 @@ class Worker:
             return " ".join(str(error).split())
         return ""
 
-    def run(
-        self, asked: Sequence[tuple[str, messages.Envelope]], numbers: Sequence[int], *frames: Portable
-    ) -> list[_Done]:
+    def run(self, asked: Sequence[tuple[str, messages.Envelope]], numbers: list[int], *frames: Portable) -> list[_Done]:
         """Perform requests of clients one after the other, with the frames of the exchange that have these numbers."""
         done, at = list[_Done](), dict(zip(numbers, frames, strict=True))
         for client, envelope in asked:

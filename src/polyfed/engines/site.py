@@ -156,17 +156,9 @@ class Site:
             settings_text = spec.model_dump_json(exclude={"run", "secure"}).encode()
             ledgers = terms.private or folder.parent.parent / PRIVATE
             guard = PrivacyGuard(spec.privacy, ledgers, settings.secret, terms.budget, terms.neighbours, settings_text)
-        return cls(
-            federation=opened,
-            spec=spec,
-            # on the site's disk: Flower's own context silently loses anything beyond some 100 MB
-            store=StateStore(folder, settings.run.state_memory, late=spec.late_replies),
-            device=device,
-            evaluation_batch=settings.run.evaluation_batch,
-            limits=limits or Limits(),
-            terms=terms,
-            guard=guard,
-        )
+        # on the site's disk: Flower's own context silently loses anything beyond some 100 MB
+        store = StateStore(folder, settings.run.state_memory, late=spec.late_replies)
+        return cls(opened, spec, store, device, settings.run.evaluation_batch, limits or Limits(), terms, guard)
 
     @property
     def infos(self) -> tuple[ClientInfo, ...]:
@@ -326,9 +318,8 @@ class Site:
         request = step.request
         version = (request.round, request.phase)
         with isolated(self.spec.seed, request.round, request.client, request.step, request.phase):
-            client = self.build_client(
-                step.member, version, None if step.schema.kind == "fresh" else request.after, blank=blank
-            )
+            after = None if step.schema.kind == "fresh" else request.after
+            client = self.build_client(step.member, version, after, blank=blank)
             self.step_losses = client.optimizers.epochs.losses
             if self.guard is not None:
                 client.protection = Protection(training)

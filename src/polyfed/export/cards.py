@@ -136,9 +136,7 @@ def readme(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:
 def _example(recipes: Mapping[str, Recipe]) -> str:
     """Code that encodes an example of every modality, and compares the first two."""
     names = {identifier(modality): modality for modality in recipes}
-    calls = [
-        f"{name} = encode({json.dumps(modality)}, {recipes[modality].example})" for name, modality in names.items()
-    ]
+    calls = [f"{name} = encode({json.dumps(key)}, {recipes[key].example})" for name, key in names.items()]
     calls += [f'print("{name}", tuple({name}.shape))' for name in names]
     first, *others = names
     calls += [f'print("similarity", ({first} @ {others[0]}.T).tolist())'] if others else []
@@ -154,9 +152,7 @@ _VALUES = {"pictures": "a.jpg b.jpg", "texts": '"a text" "another text"', "numbe
 
 def example_command(modalities: Mapping[str, Any], file: str = "run.py") -> str:
     """A command that runs an export."""
-    return " ".join(
-        [f"python {file}", *(f"{entry['option']} {_VALUES[entry['takes']]}" for entry in modalities.values())]
-    )
+    return " ".join([f"python {file}", *(f"{one['option']} {_VALUES[one['takes']]}" for one in modalities.values())])
 
 
 def run_file(config: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> str:

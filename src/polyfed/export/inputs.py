@@ -132,7 +132,12 @@ def _of_tokens(
     if vocabulary.pipeline is not None:
         file = f"tokenizer{suffix}.json"
         texts = _written_out(vocabulary)  # before it is saved: texts must have been cut, for the side to be known
-        _write_tokenizer(view.length, vocabulary, folder / file, fixed_length)
+        import tokenizers
+
+        pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline.to_str())  # the view goes on using its own
+        pipeline.enable_truncation(view.length, direction=(pipeline.truncation or {}).get("direction", "right"))
+        pipeline.enable_padding(pad_id=vocabulary.pad, pad_token=vocabulary.tokens[vocabulary.pad], length=fixed_length)
+        pipeline.save(str(folder / file))
         return Recipe(
             facts={"view": shown, "tokenizer": file, **facts},
             words=f"`{file}` of the library `tokenizers` (it was `{name}`): {words}",
@@ -145,7 +150,7 @@ def _of_tokens(
     file = f"vocabulary{suffix}.json"
     content = {"tokenizer": shown["tokenizer"], **facts, "tokens": vocabulary.tokens}
     (folder / file).write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
-    setup, row = "", f"text[:{view.length}]"
+    setup, row, longest = "", f"text[:{view.length}]", fixed_length or "max(map(len, rows))"
     takes: Literal["texts", "numbers"] = "texts"
     imports: tuple[str, ...] = ()
     if isinstance(view.tokenizer, Hashing):
@@ -165,26 +170,11 @@ def _of_tokens(
     return Recipe(
         facts={"view": shown, "vocabulary": file, **facts},
         words=f"ids of `{file}` by `{name}`: {words}",
-        code=_ROWS.format(
-            setup=setup,
-            row=f"{row} or [{vocabulary.unknown}]",
-            pad=vocabulary.pad,
-            longest=fixed_length or "max(map(len, rows))",
-        ),
+        code=_ROWS.format(setup=setup, row=f"{row} or [{vocabulary.unknown}]", pad=vocabulary.pad, longest=longest),
         example=example,
         takes=takes,
         imports=imports,
     )
-
-
-def _write_tokenizer(length: int, vocabulary: Vocabulary, path: Path, fixed_length: int | None) -> None:
-    import tokenizers
-
-    assert vocabulary.pipeline is not None
-    pipeline = tokenizers.Tokenizer.from_str(vocabulary.pipeline.to_str())  # the view goes on using its own
-    pipeline.enable_truncation(length, direction=(pipeline.truncation or {}).get("direction", "right"))
-    pipeline.enable_padding(pad_id=vocabulary.pad, pad_token=vocabulary.tokens[vocabulary.pad], length=fixed_length)
-    pipeline.save(str(path))
 
 
 def _written_out(vocabulary: Vocabulary) -> str:

@@ -144,18 +144,12 @@ def export_programs(run: Run, folder: Path, which: str | None) -> Exported:
         programs[name] = write_program(represent, [model.tower(name)], spec, path, what)
     classes = _classifiers(saved, model, specs, folder)
     several = sum(bool(spec.vocabulary) for spec in specs.values()) > 1
-    recipes = {
-        name: recipe(
-            view,
-            specs[name],
-            modality=name,
-            context=context,
-            folder=folder,
-            suffix=f"-{_file(name)}" if several else "",
-            fixed_length=programs[name].fixed_length,
+    recipes = {}
+    for name, view in views.items():
+        suffix, length = f"-{_file(name)}" if several else "", programs[name].fixed_length
+        recipes[name] = recipe(
+            view, specs[name], modality=name, context=context, folder=folder, suffix=suffix, fixed_length=length
         )
-        for name, view in views.items()
-    }
     config = {"experiment": run.conditions.name, "model": saved.which}
     return Exported(saved, programs, recipes, config | _config(saved, programs, classes, recipes))
 
@@ -196,17 +190,11 @@ def _classifiers(saved: ServerModel, model: Model, specs: Mapping[str, InputSpec
         scores: Tensor = head(features)
         return scores
 
-    what = "decoder" if isinstance(head, MaskHead) else "classifier"
-    return {
-        name: write_program(
-            partial(logits, name),
-            [model.tower(name), head],
-            specs[name],
-            folder / f"{_file(name)}-classes.pt2",
-            f"{what} of '{name}'",
-        )
-        for name in read
-    }
+    noun, programs = "decoder" if isinstance(head, MaskHead) else "classifier", dict[str, Program]()
+    for name in read:
+        path, what = folder / f"{_file(name)}-classes.pt2", f"{noun} of '{name}'"
+        programs[name] = write_program(partial(logits, name), [model.tower(name), head], specs[name], path, what)
+    return programs
 
 
 def _file(modality: str) -> str:
@@ -345,11 +333,8 @@ def _modeling(recipes: Mapping[str, Recipe], functions: list[str]) -> str:
     """Code of the file: preparation of inputs, the networks, and the model around them."""
     prepares = [*dict.fromkeys(one.functions.strip() for one in recipes.values() if one.functions)]
     for modality, one in recipes.items():
-        code = (
-            one.code.strip()
-            .replace("def PREPARE(", f"def prepare_{identifier(modality)}(")
-            .replace("):", ", place):", 1)
-        )
+        code = one.code.strip().replace("def PREPARE(", f"def prepare_{identifier(modality)}(")
+        code = code.replace("):", ", place):", 1)
         # files lie next to the weights, in a folder or on the hub
         code = re.sub(r'Tokenizer\.from_file\(("[^"]+")\)', r"Tokenizer.from_file(cached_file(place, \1))", code)
         code = re.sub(r'from_pretrained\(("[^"]+"),', r"from_pretrained(place, subfolder=\1,", code)

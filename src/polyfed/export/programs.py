@@ -277,11 +277,8 @@ def _exported(folder: Path, weights_dir: Path | None) -> LoadedModel:
         name, dim = f"{config['experiment']}, {config['model']}", int(config["dim"])
         entries, task = config["modalities"], config["task"]
         encoders = {name: _encoder(folder, name, entry, weights_dir, task) for name, entry in entries.items()}
-        logits = {
-            name: _program(folder, entry, "classes_program")
-            for name, entry in entries.items()
-            if entry["classes_program"] and task["name"] != "segmentation"
-        }
+        key, decided = "classes_program", {} if task["name"] == "segmentation" else entries
+        logits = {name: _program(folder, entry, key) for name, entry in decided.items() if entry[key]}
         decision = LoadedClassifier(tuple(config["classes"] or ()), tuple(logits), True, partial(_mean_logits, logits))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ValidationError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -97,6 +97,7 @@ class CarriedModels:
     run: Run
     round: int
     models: Mapping[str, Callable[[], Mapping[str, Tensor]]]
+    _taken: list[str] = field(init=False, default_factory=list)
 
     @classmethod
     def of(cls, settings: InitialModels) -> Self:
@@ -138,19 +139,14 @@ class CarriedModels:
         words, known = ({file.name for file in (one / VOCABULARY).glob("*")} for one in (folder, self.run.folder))
         if words - known:
             raise self._refusal("its public set has other words")
-        taken = list[str]()
         averaged, own = (any(name.startswith(form[:-4]) for name in self.models) for form in (_GLOBAL, _CLIENTS))
 
-        def take(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            taken.append(name)
-            return self._fitting(name, tensors)
-
         if server.has_model and _SERVERS in self.models:
-            server.load_weights(take(_SERVERS, server.model.exchanged()))
+            server.load_weights(self._take(_SERVERS, server.model.exchanged()))
         setup(server)
         if server.weights and averaged:
-            server.update_weights({name: take(_GLOBAL.format(name), it) for name, it in server.weights.items()})
-        is_complete = bool(taken) or not server.has_model
+            server.update_weights({name: self._take(_GLOBAL.format(name), it) for name, it in server.weights.items()})
+        is_complete = bool(self._taken) or not server.has_model
         versions = dict[str, StateVersion]()
         for client in server.clients if own or averaged else ():
             if states is None:
@@ -159,17 +155,18 @@ class CarriedModels:
                 raise self._refusal(f"it has no client '{client.id}'; {nearest(client.id, there)}")
             name = _CLIENTS.format(client.id) if own else _GLOBAL.format(server.type_of(client))
             if name in self.models or not own:  # who has not taken part yet starts as it would have there
-                model = take(name, server.global_models.initial(server.type_of(client)))
+                model = self._take(name, server.global_models.initial(server.type_of(client)))
                 states.save(client.id, _START, flatten({"model": model}), None)
                 versions[client.id] = _START
         is_lost = own and not averaged and not versions and server.clients
-        if not taken or is_lost or not is_complete:
+        if not self._taken or is_lost or not is_complete:
             raise self._refusal(f"it has {', '.join(self.models) or 'none'}, and this method starts from others")
-        shown = shorten(", ".join(dict.fromkeys(taken)), _SHOWN, placeholder=" ...")
+        shown = shorten(", ".join(dict.fromkeys(self._taken)), _SHOWN, placeholder=" ...")
         return f"{shown}, after round {self.round} of '{self.run.name}'", versions
 
-    def _fitting(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a model, on the device of those in whose place they come."""
+    def _take(self, name: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a model, on the device of those in whose place they come; its name is noted."""
+        self._taken.append(name)
         if name not in self.models:
             raise self._refusal(f"it lacks {name}; {nearest(name, self.models)}")
         tensors = self.models[name]()

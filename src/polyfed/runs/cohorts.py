@@ -120,11 +120,9 @@ class Cohorts:
         cohort = self._of(0, clients, ledger, lambda step: policy, purpose="setup:")
         algorithm: Any = self.experiment.algorithm
         replies = cohort.ask(algorithm.initial, check=lambda reply: require_slots(reply.slots))
-        blueprints = {
-            reply.sender.architecture: Blueprint(reply.weights.tensors, decode_slots(reply.slots)) for reply in replies
-        }
+        made = {one.sender.architecture: Blueprint(one.weights.tensors, decode_slots(one.slots)) for one in replies}
         self.folder.append("ledger", ledger.records)  # at once: this ask belongs to no round that a checkpoint closes
-        return blueprints
+        return made
 
     def _of(
         self,

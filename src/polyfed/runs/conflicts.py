@@ -165,13 +165,8 @@ def conflicts(choice: Choice) -> Iterator[str]:
 
 def returned_bundles(method: Algorithm) -> set[type[TensorBundle]]:
     """Types of tensors that a method's clients send in its rounds."""
-    returned = [
-        part
-        for schema in steps_of(method).values()
-        if schema.kind != "fresh"
-        for declared in schema.returns.values()
-        for part in _parts(declared)
-    ]
+    schemas = [schema for schema in steps_of(method).values() if schema.kind != "fresh"]
+    returned = {part for schema in schemas for declared in schema.returns.values() for part in _parts(declared)}
     return {part for part in returned if isinstance(part, type) and issubclass(part, TensorBundle)}
 
 

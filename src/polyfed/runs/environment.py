@@ -93,8 +93,7 @@ def observations(here: Path) -> Iterator[Observation]:
     for extra in known_extras():
         state = "installed" if is_installed(extra) else f"not installed: {how_to_install(extra)}"
         yield Observation(f"extra {extra}", state)
-    if (torchvision := _torchvision()) is not None:
-        yield torchvision
+    yield from _torchvision()
     if (threads := os.environ.get("OMP_NUM_THREADS")) is not None:
         yield Observation("OMP_NUM_THREADS", f"{threads}; run.threads sets what a run uses")
     for variable, what in _FOLDERS.items():
@@ -120,19 +119,20 @@ def _gpus() -> Observation:
     return Observation("GPU", state, remedy if shutil.which("nvidia-smi") else "")
 
 
-def _torchvision() -> Observation | None:
+def _torchvision() -> Iterator[Observation]:
     """State of torchvision: one of another build breaks its importers, transformers included; polyfed needs none."""
     try:
         version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
-        return None
+        return
     try:
         importlib.import_module("torchvision")
     except Exception as error:  # a wrong build raises whatever its loader does
         cause = " ".join(str(error).split())[:120]
         remedy = "it is of another build than torch; polyfed needs none: pip uninstall torchvision"
-        return Observation("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
-    return Observation("torchvision", f"{version}; polyfed needs none")
+        yield Observation("torchvision", f"{version}, which cannot be imported ({cause})", remedy)
+    else:
+        yield Observation("torchvision", f"{version}; polyfed needs none")
 
 
 def _writable(name: str, folder: Path) -> Observation:
@@ -147,8 +147,6 @@ def _writable(name: str, folder: Path) -> Observation:
 def observation_lines(observed: list[Observation]) -> list[str]:
     """Lines for a terminal, or to paste into a bug report."""
     width = max(len(item.name) for item in observed)
-    lines = [
-        f"{item.name.ljust(width)}  {item.state}{f'  <- {item.remedy}' if item.remedy else ''}" for item in observed
-    ]
+    lines = [f"{one.name.ljust(width)}  {one.state}{f'  <- {one.remedy}' if one.remedy else ''}" for one in observed]
     problems = sum(bool(item.remedy) for item in observed)
     return [*lines, f"{problems} problem{'s' * (problems > 1)} found" if problems else "no problems found"]

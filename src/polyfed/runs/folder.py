@@ -38,6 +38,7 @@ from polyfed.core.files import cut_last_line, sync_file, sync_folder, write_atom
 from polyfed.core.tensor_files import tensor_blocks
 from polyfed.core.untrusted import file_json, lines, plain, typed
 from polyfed.runs.config_files import START, way_from
+from polyfed.runs.events import Callback, Event, Incident
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,12 +155,7 @@ class RunFolder:
             return ""
 
     def begin(
-        self,
-        run: Mapping[str, str],
-        config: str,
-        start: Path,
-        environment: Mapping[str, Any],
-        partition: Mapping[str, Any],
+        self, run: dict[str, str], config: str, start: Path, environment: dict[str, Any], partition: dict[str, Any]
     ) -> None:
         """Write what is fixed for the whole run: ``run`` identifies it, and paths of ``config`` begin at ``start``."""
         # run.json last: while it is missing, the run has not begun and its folder may be used again
@@ -264,12 +260,10 @@ class RunFolder:
         """
         for log, size in _of_logs(sizes):
             path = self.path / f"{log}.jsonl"
-            content = path.read_bytes()[:size] if path.exists() else b""
-            if len(content) < size:
-                return (
-                    f"{path.name} has {len(content):,} bytes of {size:,} (lost with the power?); restore it from a copy"
-                )
-            if content and (b"\0" in content or not content.endswith(b"\n")):
+            kept = path.read_bytes()[:size] if path.exists() else b""
+            if len(kept) < size:
+                return f"{path.name} has {len(kept):,} bytes of {size:,} (lost with the power?); restore it from a copy"
+            if kept and (b"\0" in kept or not kept.endswith(b"\n")):
                 return f"{path.name} is damaged in its first {size:,} bytes; restore it from a copy"
         return ""
 
@@ -360,6 +354,18 @@ class RunFolder:
 
     def _manifests(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.json"))
+
+
+class History(Callback):
+    """Writes incidents of the run itself, such as a resumption, at once: they are not part of its result."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Incident) and not event.is_result:
+            line = {"round": event.round, "participant": event.participant}
+            self._folder.append("history", [{**line, "event": event.incident, "reason": event.reason}])
 
 
 @contextlib.contextmanager

@@ -250,20 +250,9 @@ class Run:
 
         folder = self.model_folder(which)
         saved = read_model(folder, self.conditions.data, self.place, allow_code=self.allow_code)
-        facts = saved.facts
-        return ServerModel(
-            self,
-            folder,
-            saved.weights,
-            saved.config,
-            saved.context,
-            saved.model,
-            round=facts.round,
-            settings=facts.model,
-            task=facts.task,
-            head=saved.head,
-            classes=facts.samples.classes if facts.samples else {},
-        )
+        content, facts = (saved.weights, saved.config, saved.context, saved.model), saved.facts
+        classes = facts.samples.classes if facts.samples else {}
+        return ServerModel(self, folder, *content, facts.round, facts.model, facts.task, saved.head, classes)
 
     @cached_property
     def types(self) -> Mapping[str, ClientType]:
@@ -334,9 +323,8 @@ class Run:
             raise ConfigError(f"model '{which}': of client '{participant}' one model is kept, its newest; leave it out")
         members = self.federation.members
         if participant not in members:
-            raise ConfigError(
-                f"no participant '{participant}' in '{self.folder}'; {nearest(participant, [SERVER, *members])}"
-            )
+            hint = nearest(participant, [SERVER, *members])
+            raise ConfigError(f"no participant '{participant}' in '{self.folder}'; {hint}")
         member, model = members[participant], self._model_of_client(participant)
         views = {modality: encoder.view for modality, encoder in member.model.encoders.items()}
         head = dict(model.heads.items()).get(member.head)
@@ -375,9 +363,8 @@ class Run:
                 "whose clients keep one, such as creamfl, fedafd or local"
             )
         if not self.experiment.clients:
-            raise ConfigError(
-                f"the clients of '{self.folder}' live at sites, and so do their models; give a simulated run"
-            )
+            own = self.folder
+            raise ConfigError(f"the clients of '{own}' live at sites, and so do their models; give a simulated run")
         _ = self.place  # a missing device is reported before anything is read
         accepted = {} if self.newest_checkpoint is None else accepted_in(self.newest_checkpoint.facts)
         if not accepted:

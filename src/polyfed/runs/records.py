@@ -236,9 +236,7 @@ class RunRecords:
 
     def series(self, participant: str, metric: str, kind: str = "test") -> dict[int, float]:
         """Round -> value, rounds ascending; of two records of one round (a resumed run) the later counts."""
-        values = {
-            record.round: record.metrics[metric] for record in self._of(participant, kind) if metric in record.metrics
-        }
+        values = {one.round: one.metrics[metric] for one in self._of(participant, kind) if metric in one.metrics}
         return dict(sorted(values.items()))
 
     @cached_property
@@ -342,11 +340,13 @@ class RunRecords:
 
     def _rows(self, table: str) -> Iterable[tuple[Any, ...]]:
         if table == "metrics":
-            return self._metric_rows()
-        if table == "events":
             return [
-                (event.round, event.participant, event.incident, event.cause, event.reason) for event in self.events
+                (record.round, record.participant, self._group_of.get(record.participant, SERVER), record.kind, *item)
+                for record in self.measurements
+                for item in record.metrics.items()
             ]
+        if table == "events":
+            return [(one.round, one.participant, one.incident, one.cause, one.reason) for one in self.events]
         if table == "traffic":
             return [
                 (entry.round, entry.client, self._group_of[entry.client], *astuple(entry)[2:-1], entry.full_bytes)
@@ -354,12 +354,6 @@ class RunRecords:
             ]
         up, down, seconds = self.bytes_per_round("up"), self.bytes_per_round("down"), self.seconds
         return [(k, seconds.get(k, math.nan), up.get(k, 0), down.get(k, 0)) for k in range(1, self.rounds + 1)]
-
-    def _metric_rows(self) -> Iterator[tuple[Any, ...]]:
-        for record in self.measurements:
-            group = self._group_of.get(record.participant, SERVER)
-            for name, value in record.metrics.items():
-                yield record.round, record.participant, group, record.kind, name, value
 
     @cached_property
     def _group_of(self) -> dict[str, str]:

@@ -186,9 +186,7 @@ def _chosen(server: Server, client_type: str, names: Sequence[str]) -> Mapping[s
     return {name: server.weights[client_type][name] for name in names}
 
 
-def save_model(
-    folder: RunFolder, names: Sequence[str], number: int, kept: KeptModel, vocabularies: Path | None
-) -> None:
+def save_model(folder: RunFolder, names: Sequence[str], number: int, kept: KeptModel, learnt: Path | None) -> None:
     """Write a model below a run folder, with its state after round ``number``; its weights are on the disk once.
 
     Args:
@@ -196,7 +194,7 @@ def save_model(
         names: Paths of the model below it.
         number: Number of the round.
         kept: The model.
-        vocabularies: Folder of what its views learnt.
+        learnt: Folder of what its views learnt.
     """
 
     def put(name: str, file: str, tensors: Mapping[str, Tensor]) -> None:
@@ -206,7 +204,7 @@ def save_model(
             link_atomically(folder.path / names[0] / file, folder.path / name / file)
 
     for name in names:
-        for file in sorted(vocabularies.glob("*.json")) if vocabularies else ():
+        for file in sorted(learnt.glob("*.json")) if learnt else ():
             target = folder.path / name / "vocabulary" / file.name
             if not target.exists():  # a vocabulary is named after its content, so what is there is the same
                 write_atomically(target, file.read_bytes())

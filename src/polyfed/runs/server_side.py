@@ -33,16 +33,10 @@ _LOOKED_AT = 500  # items of which a dry run counts what is cut off
 
 def build_federation(experiment: Experiment, folder: RunFolder) -> Population:
     """Data and models of all participants, with vocabularies in the run folder."""
-    return Population(
-        experiment.data,
-        experiment.public,
-        experiment.server,
-        experiment.clients,
-        experiment.run.seed,
-        folder.path / "vocabulary",
-        experiment.algorithm.add_modules,
-        folder.salt if folder.has_begun() else experiment.salt,
-    )
+    salt = folder.salt if folder.has_begun() else experiment.salt
+    sections = experiment.data, experiment.public, experiment.server, experiment.clients
+    vocabulary, add_modules = folder.path / "vocabulary", experiment.algorithm.add_modules
+    return Population(*sections, experiment.run.seed, vocabulary, add_modules, salt)
 
 
 def build_server(
@@ -62,33 +56,26 @@ def build_server(
         measured: Receives the server's metrics of training.
     """
     run, clip = experiment.run, experiment.aggregation.clip
+    capped = counted(clients, clip.weight) if clip and clip.weight else {}
     common: dict[str, Any] = {
         "name": "server",
         "clock": Clock(experiment.run.seed, 0, experiment.run.rounds, experiment.algorithm.epochs_a_round),
-        "global_models": GlobalModels(
-            clients, blueprint, counted(clients, clip.weight) if clip and clip.weight else {}
-        ),
+        "global_models": GlobalModels(clients, blueprint, capped),
         "diagnostics": Diagnostics(measured),
     }
-    settings = experiment.server
-    if settings is None:
+    own = experiment.server
+    if own is None:
         public = PublicSamples(order=federation.public_order)
         return Server(load_model=no_model, setup=TrainingSetup(precision=run.precision), public=public, **common)
     model = federation.server_model().to(resolve_device(experiment.run.device))  # drawn on the CPU: same bits anywhere
-    views = sample_views(settings.model, settings.task)
-    validation = settings.validation_split
+    views = sample_views(own.model, own.task)
+    validation, pairs = own.validation_split, federation.public_samples(views, own.task.target_views)
     return Server(
         load_model=lambda weights: with_weights(model, weights),  # one module for all models of the server
-        setup=TrainingSetup(
-            settings.task, federation.server_head, settings.training, run.precision, run.evaluation_batch
-        ),
-        public=PublicSamples(
-            federation.public_samples(views, settings.task.target_views),
-            federation.public_parts(views),
-            federation.public_order,
-        ),
+        setup=TrainingSetup(own.task, federation.server_head, own.training, run.precision, run.evaluation_batch),
+        public=PublicSamples(pairs, federation.public_parts(views), federation.public_order),
         validation=federation.server_samples(validation) if validation else None,
-        test=federation.server_samples(settings.test_split),
+        test=federation.server_samples(own.test_split),
         **common,
     )
 
@@ -135,9 +122,7 @@ def _cut(split: Split, modality: str, view: View, context: DataContext) -> Count
 
 def _held(federation: Population, source: str) -> Iterator[Count]:
     """Counts of the items of each split: all, and those that participants hold."""
-    shares = [
-        (holding.assignment.split, holding.items) for one in federation.members.values() for holding in one.holdings
-    ]
+    shares = [(part.assignment.split, part.items) for one in federation.members.values() for part in one.holdings]
     shares += [] if federation.public is None else [(federation.public.split, federation.public.all_items)]
     held: dict[str, tuple[Split, set[int]]] = {}
     for split, items in shares:

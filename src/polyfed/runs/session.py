@@ -10,6 +10,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,20 +29,9 @@ from polyfed.privacy.guard import PRIVATE, PrivacyGuard
 from polyfed.runs.carried import CarriedModels, lengthened, with_round
 from polyfed.runs.cohorts import Cohorts
 from polyfed.runs.environment import environment
-from polyfed.runs.events import (
-    PROGRESS,
-    Callback,
-    Callbacks,
-    Event,
-    EventLog,
-    Incident,
-    Measured,
-    Metrics,
-    Recorder,
-    RunComplete,
-)
+from polyfed.runs.events import PROGRESS, Callback, Callbacks, EventLog, Measured, Metrics, Recorder, RunComplete
 from polyfed.runs.experiment import Experiment
-from polyfed.runs.folder import ACCOUNTS, KEPT, RunFolder, disk_errors, naming_tracebacks
+from polyfed.runs.folder import ACCOUNTS, KEPT, History, RunFolder, disk_errors, naming_tracebacks
 from polyfed.runs.loop import Loop
 from polyfed.runs.opened import Run
 from polyfed.runs.preflight import preflight, preflight_clients
@@ -146,26 +136,15 @@ class Session:
     def hosting(self) -> Hosting:
         """The clients, for an engine."""
         spec = self.experiment.spec(self.identity, self.federation.public_order)
-        return Hosting(
-            self.experiment.site(),
-            spec,
-            self.folder.path.resolve(),
-            self.federation,
-            limits=self.experiment.run.exchange.limits,
-            stops=bool(self.experiment.run.stopped_by),
-            has_begun=self.folder.has_begun(),
-            noticed=self._noticed,
-        )
+        run, folder, site = self.experiment.run, self.folder.path.resolve(), self.experiment.site()
+        stops, has_begun = bool(run.stopped_by), self.folder.has_begun()
+        return Hosting(site, spec, folder, self.federation, run.exchange.limits, stops, has_begun, self._noticed)
 
     def _serve(self, body: Callable[[], None]) -> None:
         def work(engine: Engine) -> None:
             with heard_by(self.events):  # here too: an engine may have a thread of its own for it
                 self.attach(engine)
-                with (
-                    disk_errors(self.folder),
-                    naming_tracebacks(self.folder),
-                    self.trackers or contextlib.nullcontext(),
-                ):
+                with disk_errors(self.folder), naming_tracebacks(self.folder), self.trackers or nullcontext():
                     body()
 
         with heard_by(self.events):
@@ -186,22 +165,16 @@ class Session:
 
     def attach(self, engine: Engine) -> None:
         """Work with an engine: list its clients, and build the server."""
-        self.engine = engine
+        self.engine, experiment, fingerprint = engine, self.experiment, self.hosting.spec.fingerprint
 
         def measured(metrics: Metrics) -> None:
             self.events.handle(Measured(self.server.clock.round, SERVER, "train", metrics))
 
-        self.server = build_server(self.experiment, self.federation, engine.clients(), self._blueprint, measured)
+        self.server = build_server(experiment, self.federation, engine.clients(), self._blueprint, measured)
         self.cohorts = Cohorts(
-            self.experiment,
-            self.folder,
-            self.server,
-            engine,
-            self.events,
-            fingerprint=self.hosting.spec.fingerprint,
-            notices=self._notices,
+            experiment, self.folder, self.server, engine, self.events, fingerprint=fingerprint, notices=self._notices
         )
-        preflight_clients(self.experiment, self.experiment.plan, self.server.clients)
+        preflight_clients(experiment, experiment.plan, self.server.clients)
 
     def _noticed(self, participant: str, incident: str, reason: str) -> None:
         log.warning("%s: %s: %s", incident.replace("_", " "), participant, reason)
@@ -232,10 +205,8 @@ class Session:
         self.setup()
         start = self.experiment.start
         config = self.experiment.to_yaml(start)  # which names nothing of this machine
-        accounts = {
-            source: [count.plain() for count in counts]
-            for source, counts in accounts_of(self.experiment, self.federation).items()
-        }
+        counted = accounts_of(self.experiment, self.federation)
+        accounts = {source: [count.plain() for count in counts] for source, counts in counted.items()}
         self.folder.write(ACCOUNTS, json.dumps(accounts, ensure_ascii=False) + "\n")
         run = {"run": self.identity, "salt": self.experiment.salt}
         self.folder.begin(run, config, start, environment(self.experiment), self.partition())
@@ -243,21 +214,12 @@ class Session:
 
     def loop(self) -> Loop:
         """The loop, before its first round."""
-        experiment = self.experiment
+        cfg = self.experiment
         # clients of a deployment keep their states at their sites
-        has_states = self.federation.members and (
-            experiment.algorithm.keeps or experiment.run.output.keep_client_models
-        )
-        return Loop(
-            experiment,
-            self.folder,
-            self.server,
-            self.cohorts,
-            self.recorder,
-            self.events,
-            save_models=self._save_models,
-            states=StateStore(self.hosting.states) if has_states else None,
-        )
+        has_states = self.federation.members and (cfg.algorithm.keeps or cfg.run.output.keep_client_models)
+        states = StateStore(self.hosting.states) if has_states else None
+        records = self.recorder, self.events
+        return Loop(cfg, self.folder, self.server, self.cohorts, *records, self._save_models, states)
 
     def _save_models(self, names: Sequence[str]) -> None:
         number, bundles = self.server.clock.round, self.federation.data.context.bundles
@@ -268,15 +230,3 @@ class Session:
     @cached_property
     def _kept_models(self) -> Mapping[str, KeptModel]:
         return kept_models(self.server, self.experiment.server, self.federation)
-
-
-class History(Callback):
-    """Writes incidents of the run itself, such as a resumption, at once: they are not part of its result."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, Incident) and not event.is_result:
-            line = {"round": event.round, "participant": event.participant}
-            self._folder.append("history", [{**line, "event": event.incident, "reason": event.reason}])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
@@ -130,7 +129,13 @@ class Trackers(Callback):
         elif isinstance(event, RoundComplete):
             # texts of events may name files or values
             records = [{**record, "reason": ""} if "reason" in record else record for record in self._recorder.take()]
-            self._write(round_records(event.round, records, event.up, event.down, seconds=event.seconds))
+            made = round_records(event.round, records, event.up, event.down, seconds=event.seconds)
+            for number, writer in list(self._writers.items()):
+                if not self._tried(number, partial(writer.write, made)):
+                    try:
+                        self._writers.pop(number).close(failed=True)
+                    except Exception:
+                        log.debug("a sink that had failed cannot be closed", exc_info=True)
 
     def _open(self, run: SinkRun) -> None:
         for number, sink in enumerate(self._sinks):
@@ -143,14 +148,6 @@ class Trackers(Callback):
                     raise _unopened(sink, error) from error
                 log.warning("%s; the run goes on without it", _unopened(sink, error))
 
-    def _write(self, records: Sequence[Record]) -> None:
-        for number, writer in list(self._writers.items()):
-            if not self._tried(number, partial(writer.write, records)):
-                try:
-                    self._writers.pop(number).close(failed=True)
-                except Exception:
-                    log.debug("a sink that had failed cannot be closed", exc_info=True)
-
     def _close(self, failed: bool) -> None:
         for number, writer in list(self._writers.items()):
             self._tried(number, partial(writer.close, failed))
@@ -159,9 +156,7 @@ class Trackers(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self._close(failed=error_type is not None)
 
     def _tried(self, number: int, call: Callable[[], None]) -> bool:
@@ -180,12 +175,9 @@ def public_settings(content: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = with_paths(content, lambda path: Path("..."))
     data = {key: value for key, value in known["data"].items() if key not in _PLACES}
     sources = {name: _without_texts(source) for name, source in data["sources"].items()}
-    sinks = [sink["name"] for sink in known["run"]["output"]["sinks"]]
-    return {
-        **known,
-        "data": data | {"sources": sources},
-        "run": known["run"] | {"output": known["run"]["output"] | {"sinks": sinks}},
-    }
+    output = known["run"]["output"]
+    shown = output | {"sinks": [sink["name"] for sink in output["sinks"]]}
+    return {**known, "data": data | {"sources": sources}, "run": known["run"] | {"output": shown}}
 
 
 def _without_texts(source: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,14 +41,12 @@ def twin_content(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     try:
         changes = _TWINS[twin](content, algorithm)
     except ConfigError as error:
-        others = []
+        own = []
         for other, changes_of in _TWINS.items():
             with contextlib.suppress(ConfigError):
                 changes_of(content, algorithm)
-                others.append(other)
-        raise ConfigError(
-            f"twin.kind is {twin}, but {error}; twins of '{name}': {', '.join(others) or 'none'}"
-        ) from error
+                own.append(other)
+        raise ConfigError(f"twin.kind is {twin}, but {error}; twins of '{name}': {', '.join(own) or 'none'}") from error
     made = {"name": f"{name}-{twin}", "description": f"{twin} twin of {name}", "twin": {"kind": twin, "of": name}}
     return {**content, **made, **changes}
 
@@ -81,11 +79,8 @@ def _pooled(content: Mapping[str, Any], algorithm: Algorithm) -> _Content:
     changes, public = _server_only(content, algorithm), content["public"]
     _require(public["items"] is not None, "public.items is null: all that there is is public")
     parts = [part for group in content["clients"].values() for part in (group, group["also"]) if part]
-    held = [
-        part["items"]
-        for part in parts
-        if all(part[key] == public[key] for key in ("source", "split")) and part["items"] != "public"
-    ]
+    beside = [part for part in parts if all(part[key] == public[key] for key in ("source", "split"))]
+    held = [part["items"] for part in beside if part["items"] != "public"]
     _require(held, f"no client holds private items of '{public['source']}'")
     items = None if None in held else public["items"] + sum(held)  # None: the whole split
     return {**changes, "public": {**public, "items": items, "per_item": None}}
@@ -180,9 +175,7 @@ def with_groups(content: Mapping[str, Any], names: Sequence[str]) -> _Content:
     if isinstance(cohort, dict):
         cohort = {name: share for name, share in cohort.items() if name in clients}
     exchange = run["exchange"]
-    phases = {
-        name: {**phase, "min_clients": capped(phase["min_clients"])} for name, phase in exchange["phases"].items()
-    }
+    phases = {name: {**one, "min_clients": capped(one["min_clients"])} for name, one in exchange["phases"].items()}
     exchange = {**exchange, "min_clients": capped(exchange["min_clients"]), "phases": phases}
     sampling = {**run["sampling"], "cohort": capped(cohort)}
     pace = {key: capped(value) if key in ("replies", "concurrency") else value for key, value in run["pace"].items()}

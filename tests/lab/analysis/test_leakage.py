@@ -15,15 +15,7 @@ import polyfed
 from polyfed import Experiment, open_run
 from polyfed.core.device import cpu_threads
 from polyfed.core.errors import RunError
-from polyfed.lab.analysis.leakage import (
-    Discrimination,
-    Leakage,
-    MembershipAttack,
-    Simulated,
-    run_leakage,
-    sample_scores,
-    seen_round,
-)
+from polyfed.lab.analysis.leakage import Discrimination, Leakage, MembershipAttack, Simulated, sample_scores, seen_round
 from polyfed.reporting.run_tables import tables
 from small_federations import Config, three_kinds, tiny_experiment, topics
 
@@ -77,7 +69,7 @@ def simulated(config: Config, folder: Path) -> Simulated:
 
 
 def leaked(opened: Simulated, plan: Leakage) -> dict[str, Any]:
-    return run_leakage(opened, plan).figures
+    return plan.answer(opened.run).figures
 
 
 def by_name(leakage: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -96,9 +88,7 @@ def test_the_last_round_asked_again_is_that_of_the_run(config: Config, label: st
 
 
 @pytest.mark.slow
-def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
-    overfitted_runs: Callable[[str], Path],
-) -> None:
+def test_noise_is_the_runs_and_only_sums_are_seen_of_masked_replies(overfitted_runs: Callable[[str], Path]) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     noisy, masked = (Simulated(open_run(overfitted_runs(form))) for form in ("noise", "masked"))
     with cpu_threads(1), seen_round(noisy) as seen:
@@ -111,9 +101,7 @@ def test_noise_is_that_of_the_run_and_only_sums_are_seen_of_masked_replies(
 
 
 @pytest.mark.slow
-def test_an_overfitted_model_leaks_its_samples_and_a_fresh_one_does_not(
-    overfitted_run: Path, leakage: dict[str, Any]
-) -> None:
+def test_an_overfitted_model_leaks_and_a_fresh_one_does_not(overfitted_run: Path, leakage: dict[str, Any]) -> None:
     opened, findings = Simulated(open_run(overfitted_run)), by_name(leakage)
     assert leakage["exact"]
     assert leakage["protection"] == "none"

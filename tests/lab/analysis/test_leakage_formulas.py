@@ -44,9 +44,7 @@ def _covered(shift: float, items: int, studies: int, monkeypatch: pytest.MonkeyP
     """Share of simulated attacks whose interval holds the true rate."""
     monkeypatch.setattr("polyfed.lab.analysis.leakage.bootstrapped", lambda *_: (0.0, 1.0))
     draw, true = np.random.default_rng(items), float(norm.sf(norm.isf(0.01) - shift))
-    result = [
-        Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), seed).rate for seed in range(studies)
-    ]
+    result = [Discrimination.of(draw.normal(shift, 1, items), draw.normal(0, 1, items), k).rate for k in range(studies)]
     return sum(rate.low <= true <= rate.high for rate in result) / studies
 
 

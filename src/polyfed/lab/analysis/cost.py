@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -201,29 +201,24 @@ class _Meter:
 
 
 class StrictEngine(LocalEngine):
-    """An engine without deadlines, on which a client's failure is an error."""
+    """An engine without deadlines, on which a client's failure is an error.
+
+    Args:
+        site: Site of the clients.
+        around: Client -> context of each of its steps, such as a meter.
+    """
+
+    def __init__(self, site: Site, around: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        super().__init__(site)
+        self.around = around
 
     def exchange(self, requests: Sequence[Request], deadline: float | None) -> Iterator[Answer]:
         for request in requests:
-            yield self.answer(request)
-
-    def answer(self, request: Request) -> Answer:
-        answer = next(iter(super().exchange([request], None)))
-        if answer.failure is not None and answer.failure.cause is Cause.REFUSED:
-            raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.failure.text}")
-        return answer
-
-
-class _Metered(StrictEngine):
-    """An engine that measures its clients."""
-
-    def __init__(self, site: Site, meter: _Meter) -> None:
-        super().__init__(site)
-        self.meter = meter
-
-    def answer(self, request: Request) -> Answer:
-        with self.meter.of(request.client):
-            return super().answer(request)
+            with self.around(request.client):
+                (answer,) = super().exchange([request], None)
+            if answer.failure is not None and answer.failure.cause is Cause.REFUSED:
+                raise ExchangeError(f"client '{request.client}' failed in '{request.step}': {answer.failure.text}")
+            yield answer
 
 
 def round_costs(experiment: Experiment) -> RoundCosts:
@@ -242,50 +237,33 @@ def round_costs(experiment: Experiment) -> RoundCosts:
     device = resolve_device(run.device)
     with cpu_threads(run.threads):
         # first, so that decoded data are in the cache when time is measured
-        flops = _measured(experiment, number, _Meter(True, device)).meter.flops
-        timed = _measured(experiment, number, _Meter(False, device))
-    work = timed.meter
-    costs = [
-        ParticipantCost(
-            participant=client.id,
-            kind=client.group,
-            samples=client.samples,
-            size=timed.sizes[client.id],
-            flops=flops.get(client.id, 0),
-            seconds=work.seconds.get(client.id, 0.0),
-            memory=work.memory.get(client.id),
-            bytes=bytes_by_kind(timed.ledger, client.id),
-        )
-        for client in timed.clients
-    ]
-    measured = sum(work.seconds.get(client.id, 0.0) for client in timed.clients)
-    own = flops.get(SERVER, 0) - sum(cost.flops for cost in costs), work.seconds[SERVER] - measured
-    server = ParticipantCost(SERVER, SERVER, 0, timed.sizes.get(SERVER), *own, None)
+        counted, work = _Meter(True, device), _Meter(False, device)
+        _measured(experiment, number, counted)
+        session, ledger = _measured(experiment, number, work)
+        clients, sizes = one_of_each(session.server.clients), model_sizes(session)
+    costs = []
+    for client in clients:
+        size, moved = sizes[client.id], bytes_by_kind(ledger, client.id)
+        spent = counted.flops.get(client.id, 0), work.seconds.get(client.id, 0.0), work.memory.get(client.id)
+        costs.append(ParticipantCost(client.id, client.group, client.samples, size, *spent, moved))
+    measured = sum(cost.seconds for cost in costs)
+    own = counted.flops.get(SERVER, 0) - sum(cost.flops for cost in costs), work.seconds[SERVER] - measured
+    server = ParticipantCost(SERVER, SERVER, 0, sizes.get(SERVER), *own, None)
     return RoundCosts(experiment.name, experiment.algorithm.component_name(), number, str(device), (*costs, server))
 
 
-@dataclass(frozen=True)
-class _Round:
-    """A measured round: its clients, sizes of models, and ledger."""
-
-    meter: _Meter
-    clients: tuple[ClientInfo, ...]
-    sizes: dict[str, ModelSize]
-    ledger: Ledger
-
-
-def _measured(experiment: Experiment, number: int, meter: _Meter) -> _Round:
+def _measured(experiment: Experiment, number: int, meter: _Meter) -> tuple[Session, Ledger]:
+    """A session after a round that was measured, and the round's ledger."""
     with tempfile.TemporaryDirectory() as folder:
         session = Session(experiment, RunFolder(Path(folder)), "cost")
         session.require_sound()
-        idle = _Meter(False, meter.device)
-        engine = _Metered(session.hosting.here(), idle)
+        engine = StrictEngine(session.hosting.here())
         session.attach(engine)
         session.setup()
-        for at in range(1, number + 1):
-            engine.meter = meter if at == number else idle
-            ledger = one_round(session, at, engine.meter.of(SERVER))
-    return _Round(meter, one_of_each(session.server.clients), model_sizes(session), ledger)
+        for earlier in range(1, number):
+            one_round(session, earlier, nullcontext())
+        engine.around = meter.of
+        return session, one_round(session, number, meter.of(SERVER))
 
 
 def model_sizes(session: Session) -> dict[str, ModelSize]:
@@ -336,26 +314,21 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._is_known = True
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        else:
-            self._is_known = _reset_peak()
+            return
+        before = _resident().get("VmHWM")
+        with contextlib.suppress(OSError):
+            (_SELF / "clear_refs").write_text("5")
+        after = _resident()
+        # containers refuse the reset to the resident size, or ignore it
+        self._is_known = bool(after) and (after["VmHWM"] != before or after["VmHWM"] - after["VmRSS"] < _SLACK)
 
     def read(self) -> int | None:
         """Bytes at the peak; None where the system does not report it."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return _resident().get("VmHWM") if self._is_known else None
-
-
-def _reset_peak() -> bool:
-    """Reset the peak to the resident size; False in containers that refuse or ignore it."""
-    before = _resident().get("VmHWM")
-    with contextlib.suppress(OSError):
-        (_SELF / "clear_refs").write_text("5")
-    after = _resident()
-    return bool(after) and (after["VmHWM"] != before or after["VmHWM"] - after["VmRSS"] < _SLACK)
 
 
 def _resident() -> dict[str, int]:
@@ -429,19 +402,18 @@ class DryRun:
                 crossing.append((f"{bundle}, {direction}", mib(moved), mib(asked * moved)))
         notes = ["In MiB, of the first round with clients, without evaluation."]
         protection = [("replies of clients", policy.words()), ("the model from false clients", policy.against_false())]
-        participants = ("", "of them", "samples", "parameters", "trained")
+        participants = []
+        for client_type, first in self._first.items():
+            samples = [client.samples for client in self.clients if _type(client) == client_type]
+            participants.append((client_type[0], count(len(samples)), span_of(samples), *self._size(first)))
+        participants.append((SERVER, "", "", *self._size(SERVER)))
+        head = ("", "of them", "samples", "parameters", "trained")
         return [
             account_table({source: [count.plain() for count in counts] for source, counts in self.accounts.items()}),
-            TextTable("Who takes part", participants, list(self._participants())),
+            TextTable("Who takes part", head, participants),
             TextTable("What crosses", ("", "per round", f"{rounds} rounds"), crossing, notes),
             TextTable("What protects it", ("", "by"), protection),
         ]
-
-    def _participants(self) -> Iterator[tuple[str, ...]]:
-        for client_type, first in self._first.items():
-            samples = [client.samples for client in self.clients if _type(client) == client_type]
-            yield (client_type[0], count(len(samples)), span_of(samples), *self._size(first))
-        yield (SERVER, "", "", *self._size(SERVER))
 
     def _size(self, participant: str) -> tuple[str, str]:
         size = self.sizes.get(participant)

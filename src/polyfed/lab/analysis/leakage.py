@@ -100,9 +100,8 @@ class Simulated:
 
     def __post_init__(self) -> None:
         if not self.experiment.clients:
-            raise ConfigError(
-                f"the clients of '{self.run.folder}' are at other sites, with their data; give a simulated run"
-            )
+            own = self.run.folder
+            raise ConfigError(f"the clients of '{own}' are at other sites, with their data; give a simulated run")
         _ = self.run.place
 
     @property
@@ -304,10 +303,7 @@ def first_of_each(items: Int64[Tensor, " n"]) -> Int64[Tensor, " k"]:
 
 
 def candidates_of(
-    members: Sequence[Member],
-    train: Callable[[Member], Samples],
-    test: Callable[[Member], Samples | None],
-    plan: Leakage,
+    members: list[Member], train: Callable[[Member], Samples], test: Callable[[Member], Samples | None], plan: Leakage
 ) -> Candidates | str:
     """One sample per item, trained on by some clients or not; or the reason why there are none.
 
@@ -663,11 +659,14 @@ def seen_round(opened: Simulated) -> Iterator[SeenRound]:
     with tempfile.TemporaryDirectory(prefix="polyfed-leakage-") as name:
         copy = Path(name) / "run"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
-        session = _attached(opened, RunFolder.existing(copy))
+        files = RunFolder.existing(copy)
+        run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
+        session = Session(opened.experiment.model_copy(update={"run": run}), files, files.identity)
+        session.events = Callbacks([session.recorder])  # without listeners
+        session.federation = opened.federation
+        session.attach(LocalEngine(session.hosting.here()))
         server = session.server
-        before, problems = session.folder.newest_checkpoint(
-            lambda checkpoint: "" if checkpoint.round < last.round else "the last round"
-        )
+        before, problems = files.newest_checkpoint(lambda one: "" if one.round < last.round else "the last round")
         if before is None or before.round != last.round - 1:
             lost = f"run '{folder}' has lost its state before round {last.round}"
             raise RunError(f"{lost} ({'; '.join(problems)}); run it again")
@@ -678,21 +677,6 @@ def seen_round(opened: Simulated) -> Iterator[SeenRound]:
         watched = _WatchedCohort(**{item.name: getattr(cohort, item.name) for item in fields(Cohort) if item.init})
         with isolated(session.experiment.run.seed, last.round, SERVER):
             session.experiment.algorithm.round(server, watched)
-        yield SeenRound(last.round, tuple(watched.seen), _is_equal(flatten(server.snapshot()), last.tensors))
-
-
-def _is_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """True if both have tensors of the same names with the same bits."""
-    return first.keys() == second.keys() and all(
-        torch.equal(value.cpu(), second[key].cpu()) for key, value in first.items()
-    )
-
-
-def _attached(opened: Simulated, folder: RunFolder) -> Session:
-    """A session over the copy with its clients in this process, without listeners."""
-    run = opened.experiment.run.model_copy(update={"device": str(opened.run.place)})
-    session = Session(opened.experiment.model_copy(update={"run": run}), folder, folder.identity)
-    session.events = Callbacks([session.recorder])
-    session.federation = opened.federation
-    session.attach(LocalEngine(session.hosting.here()))
-    return session
+        ended = flatten(server.snapshot())
+        is_exact = ended.keys() == last.tensors.keys() and _holds(ended, last.tensors)
+        yield SeenRound(last.round, tuple(watched.seen), is_exact)

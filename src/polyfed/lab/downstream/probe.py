@@ -34,7 +34,7 @@ from polyfed.data.source import Split
 from polyfed.data.view import DataContext, View
 from polyfed.federation.settings import DataSettings
 from polyfed.models.model import Model
-from polyfed.models.towers import LocalFeatures, Splittable
+from polyfed.models.towers import Splittable
 from polyfed.reporting.compare import Spread
 from polyfed.reporting.tables import Cell, TextTable, count
 from polyfed.tasks.metrics import balanced_accuracy, label_ranks, predictions, ranks, recall_at, top
@@ -150,14 +150,8 @@ class FrozenModel:
 
     def pooled(self, modality: str) -> Callable[[Tensor], Tensor]:
         """Encoder input -> pooled vector [b, c] of the trunk, which must exist."""
-        trunk = self.trunk(modality)
-        assert trunk is not None
-
-        def pool(x: Tensor) -> Tensor:
-            local: LocalFeatures = trunk(x)
-            return local.pooled
-
-        return pool
+        trunk: Any = self.trunk(modality)
+        return lambda x: trunk(x).pooled
 
 
 @torch.no_grad()
@@ -398,12 +392,12 @@ class FewShot(Probe):
         validation = self._data(bench, self.validation, level, names) if self.validation else None
         rows = []
         for share in self.shares:
-            values: dict[str, list[float]] = {}
+            values: dict[str, list[float]] = defaultdict(list)
             for draw in range(bench.draws or self.draws):
                 chosen = stratified(train.y, share, bench.stream(task, draw, f"share {share:g}"))
                 scores = class_scores(Labelled(train.x[chosen], train.y[chosen]), validation, test.x, len(names))
                 for name, value in class_metrics(scores, test.y).items():
-                    values.setdefault(name, []).append(value)
+                    values[name].append(value)
             facts = {"n": len(chosen), "n_train": len(train.y), "n_test": len(test.y)}
             rows.append(ProbeRow(f"{100 * share:g} %", values, facts))
         notes = [f"Features: {level}, width {train.x.shape[1]}. ± over draws.", *absent_note(test.y, names)]
@@ -447,9 +441,7 @@ def stratified(labels: Int64[Tensor, " n"], share: float, generator: torch.Gener
     return torch.cat(kept).sort().values
 
 
-def class_scores(
-    few: Labelled, validation: Labelled | None, x: Float[Tensor, "n d"], classes: int
-) -> Float[Tensor, "n c"]:
+def class_scores(few: Labelled, tuning: Labelled | None, x: Float[Tensor, "n d"], classes: int) -> Float[Tensor, "n c"]:
     """Log-probabilities of every class by logistic regression on a few samples."""
     with brought_by("lab"):
         from sklearn.linear_model import LogisticRegression
@@ -471,9 +463,9 @@ def class_scores(
         return scores
 
     with threadpool_limits(1):  # sums do not depend on the number of threads
-        if validation is None:
+        if tuning is None:
             return fitted(1.0)(x)
-        losses = {scores: F.nll_loss(scores(validation.x), validation.y).item() for scores in map(fitted, _STRENGTHS)}
+        losses = {scores: F.nll_loss(scores(tuning.x), tuning.y).item() for scores in map(fitted, _STRENGTHS)}
         return min(losses, key=lambda scores: losses[scores])(x)
 
 
@@ -590,26 +582,18 @@ class RetrievalProbe(Probe):
 
     def _row(self, bench: Bench, task: str, on: str, samples: Samples) -> ProbeRow:
         subject = bench.subject
-        first, second = (
-            Gallery(
-                F.normalize(computed(subject.embed(name), samples, name, subject, f"'{on}'"), dim=-1), samples.matches
-            )
-            for name in self.between
-        )
+        vectors = (computed(subject.embed(name), samples, name, subject, f"'{on}'") for name in self.between)
+        first, second = (Gallery(F.normalize(one, dim=-1), samples.matches) for one in vectors)
         values: dict[str, list[float]] = defaultdict(list)
         for draw in range(bench.draws or self.draws):
             blocks = random_blocks(len(samples), self.batch, bench.stream(task, draw, f"galleries {on}"))
             recalls = recalls_between([(first.at(index), second.at(index)) for index in blocks], self.cutoffs)
-            for name, value in self._named(recalls).items():
-                values[name].append(value)
+            for way, (a, b) in {"forward": self.between, "backward": self.between[::-1]}.items():
+                for k, value in recalls[way].items():
+                    values[f"{a}_to_{b}_r@{k}"].append(value)
         sizes = [len(index) for index in blocks]
         facts = {"n": len(samples), "batches": len(blocks), "gallery": max(sizes), "last_gallery": min(sizes)}
         return ProbeRow(on, values, facts)
-
-    def _named(self, recalls: Recalls) -> dict[str, float]:
-        a, b = self.between
-        names = {"forward": f"{a}_to_{b}", "backward": f"{b}_to_{a}"}
-        return {f"{names[way]}_r@{k}": value for way, by in recalls.items() for k, value in by.items()}
 
 
 def can_fail(samples: Samples) -> bool:

@@ -136,23 +136,15 @@ def opened_model(run: Run, which: str | None = None, client: str | None = None) 
         RunError: The run has no model.
     """
     if client is None:
-        return _server(run, which)
+        server = run.server_model(which)
+        title = f"{run.name}, {server.which} {server.kind} (round {server.round})"
+        opened = _of_run(run, title, server.model, server.settings, server.context)
+        server.warn_if_untrained()
+        return opened
     if which not in (None, "last"):
         raise ConfigError(f"--model {which} is the server's; a client has only its last model")
-    return _client(run, client)
-
-
-def _server(run: Run, which: str | None) -> Opened:
-    server = run.server_model(which)
-    title = f"{run.name}, {server.which} {server.kind} (round {server.round})"
-    opened = _of_run(run, title, server.model, server.settings, server.context)
-    server.warn_if_untrained()
-    return opened
-
-
-def _client(run: Run, client: str) -> Opened:
-    """A client's kept model, or the global model of its type where clients keep none."""
     members = run.federation.members
+    # where clients keep no model, the global one of the client's type
     if run.has_client_models:
         model, settings = run.client_model(client), run.client(client).model
         title = f"{run.name}, model of client {client} (round {run.clients[client][0]})"
