@@ -50,7 +50,7 @@ def test_the_short_table_has_the_best_row_whatever_it_is() -> None:
         "change distillation",
         "alone",
     ]
-    assert "Other networks: all rows" in left
+    assert "Other networks: 23 of 24 rows" in left
 
 
 def test_a_row_of_ones_own_enters_by_one_command(
