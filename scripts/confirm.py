@@ -23,7 +23,7 @@ from polyfed.core.errors import DataError
 from polyfed.core.files import write_atomically
 from polyfed.lab.studies.cells import Cell, CellFigures, Places, StudyPlan, require_data
 from polyfed.lab.studies.workers import Order, execute
-from record_checks import TIMED
+from record_checks import TIMED, as_today, column_key
 from study_records import PAPERS, Again, StudyRecord, record_path, record_text, records
 
 
@@ -49,10 +49,12 @@ def drawn_cell(record: StudyRecord, row: str, chance: random.Random, folders: Pl
 
 def run_again(record: StudyRecord, cell: Cell, folders: Places, store: Path) -> Again:
     """Run a recorded cell, and compare every figure that two runs can have alike."""
-    study, results, seed = record.study, record.results, record.study.seeds[0]
+    results, seed = record.results, record.study.seeds[0]
+    # analyses and suites that have moved stand in today's study under their new names
+    moved = {column_key(own): own for own in as_today(record).study.columns_of(cell.row).values()}
     columns = {
-        name: own
-        for name, own in study.columns_of(cell.row).items()
+        name: moved.get(column_key(own), own)
+        for name, own in record.study.columns_of(cell.row).items()
         if own.component_name() not in TIMED and (not own.once or cell.seed == seed)
     }
     folder = cell.folder(store)
