@@ -51,7 +51,9 @@ def run_again(record: StudyRecord, cell: Cell, folders: Places, store: Path) -> 
     """Run a recorded cell, and compare every figure that two runs can have alike."""
     results, seed = record.results, record.study.seeds[0]
     # analyses and suites that have moved stand in today's study under their new names
-    moved = {column_key(own): own for own in as_today(record).study.columns_of(cell.row).values()}
+    today = as_today(record).study
+    of_row = today.columns_of(cell.row).values() if cell.row in today.rows else ()
+    moved = {column_key(own): own for own in of_row}
     columns = {
         name: moved.get(column_key(own), own)
         for name, own in record.study.columns_of(cell.row).items()

@@ -150,7 +150,7 @@ class Cohorts:
             channel=Channel(exchange, run.exchange.transport, ledger, run.exchange.limits, purpose),
             reply_policy=lambda step: replace(reply_policy(step), stopped_by=run.stopped_by),
             filters=self._filters,
-            # a method's sums only: whoever evaluates learns of each client
+            # a method's sums only: an evaluation shows each client
             secure=None if secure is None else SecureSums(secure, self.fingerprint),
             accepted=self.accepted,
             listener=CohortEvents(self, number, timeline),
