@@ -456,7 +456,7 @@ class RunSummary:
             folder: See ``baseline``.
         """
         records, folder = self.records, folder or self._named_folder
-        run, twin, seed = shlex.quote(str(folder)), records.section("twin"), records.number("seed") or 0
+        run, seed = shlex.quote(str(folder)), records.number("seed") or 0
         steps = [missing] if (missing := self.baseline(folder)) else []
         if pairs := [pair for pair in self._pairs.values() if all(pair)]:
             names = [each.records.name for each in pairs[-self.by_site] if each]
@@ -467,13 +467,14 @@ class RunSummary:
             for each in beside if records.section("clients") or not records.clients else ():
                 command = ["polyfed", "run", str(each / "config.yaml"), "--seeds", more]
                 steps.append((f"more seeds of {each.name}, as one proves nothing", shlex.join(command)))
-        if not twin and _untouched_server(records) and finished_zero_shot(records) is None:
+        if not records.section("twin") and _untouched_server(records) and finished_zero_shot(records) is None:
             steps.append(("the untouched encoders", _twin_command(folder, "zero-shot")))
         if chosen_model(saved_models(records.folder), None) is not None:
-            sources = records.section("data").get("sources") or [""]
-            judged = records.section("server").get("source") or next(iter(sources))
-            steps.append(("the model on any data", f"polyfed evaluate {run} --data {shlex.quote(str(judged))}"))
-            steps.append(("the model without polyfed", f"polyfed export {run}"))
+            data, server = (records.section(name) for name in ("data", "server"))
+            judged = shlex.quote(str(server.get("source") or next(iter(data.get("sources") or [""]))))
+            allow = " --allow-code" * ("." in str(records.section("algorithm").get("name")))  # a class of the user's
+            steps.append(("the model on any data", f"polyfed evaluate {run} --data {judged}{allow}"))
+            steps.append(("the model without polyfed", f"polyfed export {run}{allow}"))
         return steps
 
     # ---- head of the page
