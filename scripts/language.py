@@ -27,6 +27,7 @@ ZONES = {
     "tools": ("scripts/", "benchmarks/"),
     "docs": ("docs/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 }
+_TARGET = re.compile(r"\]\([^)\s]*\)")
 _PER = (
     "round client batch second epoch sample cell row seed step site item class modality worker process minute hour day"
 )
@@ -83,7 +84,7 @@ def _in_page(text: str) -> Iterator[Place]:
     for number, line in enumerate(text.split("\n"), 1):
         fenced ^= line.lstrip().startswith("```")
         if not fenced:
-            yield from _in_prose(number, line)
+            yield from _in_prose(number, _TARGET.sub("]", line))
 
 
 def occurrences() -> Iterator[tuple[str, str, Place]]:
