@@ -186,7 +186,11 @@ NO_NAM = r"no column 'nam' \(file_column, --file-column\); did you mean 'name'"
         ({"a.png": "", "captions.csv": CSV}, {"annotations": "caption.csv"}, "no file 'caption.csv' .* 'captions.csv'"),
         ({"p/a.png": "", "q/a.png": "", "captions.csv": CSV}, {}, "'a.png' may be 'p/a.png' or 'q/a.png'"),
         ({"a.png": "", "b.png": "", "captions.csv": CSV}, {"split_column": "fold"}, "no column 'fold' .split_column"),
-        (A | {"captions.csv": "file_name,caption,split\na.png,x,extra\n"}, {}, "column 'split': 'extra' is not one of"),
+        (
+            A | {"captions.csv": "file_name,caption,split\na.png,x,extra\n"},
+            {},
+            "column 'split': 'extra' is not one of the splits",
+        ),
         ({"a.jpg": "", "captions_val2017.json": '{"images": [], "annotations": []}'}, {}, "has no captions"),
     ],
 )
@@ -414,7 +418,10 @@ def test_what_a_view_or_a_network_cannot_read_is_refused_before_anything_is_writ
     for given, words in (
         (("--pictures", tmp_path / "sounds"), "no column with pictures, only .*; these are sounds: give --sounds "),
         (("--pictures", tmp_path / "photos", "--image-encoder", "listener"), "listener: this network reads no images"),
-        (("--pictures", tmp_path / "photos", "--image-encoder", "reader"), "--image-encoder reader: .* no images"),
+        (
+            ("--pictures", tmp_path / "photos", "--image-encoder", "reader"),
+            "--image-encoder reader: .* reads no images",
+        ),
         (("--pictures", tmp_path / "photos", "--text-encoder", "viewer"), "--text-encoder viewer: .* reads no texts"),
     ):
         code, _, err = cli("init", "mine.yaml", *given, "--weights-dir", tmp_path / "weights")

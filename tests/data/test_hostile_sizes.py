@@ -86,7 +86,11 @@ HOSTILE: dict[str, tuple[type[Arrow | Parquet], Make, str]] = {
     "index": (Arrow, arrow(lambda: bent(ipc(CODES), 1, 50, 5_000)), r"train\.arrow': damaged"),
     "saved data set": (Arrow, saved, "cannot read '.*'"),
     "packed": (Arrow, arrow(lambda: ipc(pa.array(["x" * 20_000_000] * 60), compression="zstd")), BOUND),
-    "rows": (Parquet, parquet(lambda: equal(20_000_000, 90), **PLAIN), "20,000,000 rows, the limit is 10,000,000; "),
+    "rows": (
+        Parquet,
+        parquet(lambda: equal(20_000_000, 90), **PLAIN),
+        "20,000,000 rows, the limit is 10,000,000; raise",
+    ),
     "long texts": (Parquet, parquet(lambda: equal(5_000, 1_000_000), **PLAIN), BOUND),
     "categories": (Parquet, parquet(lambda: equal(5_000, 1_000_000)), BOUND),
     "longer": (Parquet, parquet(lambda: equal(300, 9_000_000), dictionary_pagesize_limit=1 << 30, **PLAIN), BOUND),

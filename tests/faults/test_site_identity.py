@@ -183,7 +183,10 @@ CLAIMS: dict[str, tuple[Callable[[Reply], Any], str]] = {
     "another's client": (described_as(id="paired-0"), ".*client 'paired-0', which carries the name of site 'paired'"),
     "another's group": (described_as(id="paired"), ".*client 'paired', which carries the name of site 'paired'"),
     "a client of no name": (described_as(id="ward"), ".*'ward', which does not carry its name, as 'image-1' does"),
-    "a client of a like name": (described_as(id="imagery"), ".*'imagery', which does not carry its name, as 'image-1'"),
+    "a client of a like name": (
+        described_as(id="imagery"),
+        ".*'imagery', which does not carry its name, as 'image-1' does",
+    ),
     "a client thrice": (
         lambda reply: reply.update(clients=3 * reply["clients"]),
         ".*it describes client 'image' more than once",

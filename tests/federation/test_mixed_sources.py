@@ -207,7 +207,10 @@ def paired(**more: Any) -> Any:
         (paired(also={"source": "scnes"}), "did you mean 'scenes'"),
         (paired(also={"source": "texts"}), "has no 'image', which these"),
         (paired(also={"source": "scenes", "split": "test"}), "'paired-0' are in 'scenes' test, which .* judged"),
-        (lambda c: c.update(public=None) or paired(also="public")(c), "clients.paired.also is public, but there is"),
+        (
+            lambda c: c.update(public=None) or paired(also="public")(c),
+            "clients.paired.also is public, but there is none",
+        ),
         (paired(also={"public": True, "items": 9}), "clients.paired.also.items is 9, but 'scenes' has 8 to deal out"),
         (paired(also="public", count=9), "clients.paired.count is 9, but there are 8 samples"),
         (swapped, "classes of 'label' in 'more' are not those of 'pictures'"),

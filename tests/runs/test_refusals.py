@@ -222,7 +222,11 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         (fedmd(public={"samples": 999}), {"public.per_item": None}, r"public\.samples is 999, but the public set has")
     ],
     (BUILDING, "a server model without a type"): [
-        (tiny(name="fedavg"), {"server.model.encoders.image.widths": [16, 8]}, r"^server\.model must equal the model")
+        (
+            tiny(name="fedavg"),
+            {"server.model.encoders.image.widths": [16, 8]},
+            r"^server\.model must equal the model of one type",
+        )
     ],
     (BUILDING, "layers of other shapes"): [
         (
@@ -243,7 +247,11 @@ REFUSED_LATER: dict[tuple[str, str], list[tuple[Config, Config, str]]] = {
         (mae(), TEXTS_ALONE, r"text-0, text-1 cannot: .* at least two patches$"),
     ],
     (ROUND, "FedEMA without random views"): [
-        (tiny(name="fedema", task_weight=0.0), {}, r"task_weight is 0, .* view of paired-0, paired-1, image is random")
+        (
+            tiny(name="fedema", task_weight=0.0),
+            {},
+            r"task_weight is 0, .* view of paired-0, paired-1, image is random, so that",
+        )
     ],
 }
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
