@@ -94,7 +94,7 @@ class Headline:
 
     @property
     def in_words(self) -> str:
-        """Clause in plain English, without its subject."""
+        """Predicate of a sentence, such as ``reaches 81.0 % (accuracy)``."""
         words = next((words for name, words in _IN_WORDS.items() if self.metric.endswith(name)), "")
         return (words or f"reaches {{}} ({_label(self.metric)})").replace("{}", self.amount)
 
@@ -129,8 +129,14 @@ class Headline:
 
 
 class PairedResult(NamedTuple):
-    """A metric of a site, the server or the clients, alone and in the federation, in percent where it has a maximum;
-    ``known`` is the latter if it exists."""
+    """A metric of a site, the server or the clients, in percent where it has a maximum.
+
+    Attributes:
+        whose: Name of the site, the server or the group of clients.
+        known: Value in the federation; without one, the value alone.
+        alone: Value after training alone.
+        federated: Value in the federation.
+    """
 
     whose: str
     known: Headline
@@ -139,7 +145,7 @@ class PairedResult(NamedTuple):
 
     @classmethod
     def of(cls, whose: str, alone: Headline | None, federated: Headline | None) -> list[PairedResult]:
-        """The result; none if there is neither."""
+        """List of the one result; empty without any value."""
         known = federated or alone
         pair = [each.share if each and known and each.metric == known.metric else None for each in (alone, federated)]
         return [cls(whose, known.share, *pair)] if known else []
@@ -297,7 +303,7 @@ class RunSummary:
 
     @property
     def in_short(self) -> str:
-        """One sentence without terms of the field: who trained, what taking part brings, and how sure that is."""
+        """One sentence for readers outside the field: the participants, the gain by taking part, and its interval."""
         records, results, number = self.records, self.results, len(self.records.clients)
         names = [*records.site_names][: _MOST_NAMED + 1]
         who = f"{number} client{'s' * (number != 1)}{' and a server' if records.section('server') else ''}"

@@ -148,7 +148,7 @@ def latex_text(results: Results) -> str:
 
 
 def _best(results: Results, point: Point, column: str) -> list[str]:
-    """Rows with the best mean as it is shown, ceilings left out."""
+    """Rows with the best mean as it is shown; ceilings such as pooled data do not count."""
     study, settings = results.study, results.study.columns[column]
     means = {row: round(results.spread(row, point, column).mean, settings.digits) for row in study.rows}
     finite = {row: mean for row, mean in means.items() if math.isfinite(mean) and role_of(study, row) != "ceiling"}
